@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from backends.base import Backend, CustomBackend, CustomInstance
-from kernel.errors import InvalidArgument
+from kernel.errors import InvalidArgument, failure_logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,10 +76,8 @@ class SteppedBackend(Backend):
         """Steps 5 to 7, as far as their opposites were done. Errors are only logged."""
         while self._finalizers:
             step = self._finalizers.pop()
-            try:
+            with failure_logged(logger, "the backend failed in %s", step.__qualname__):
                 step()
-            except Exception:
-                logger.exception("the backend failed in %s", step.__qualname__)
 
     def _initialized_backend(self, arguments: ModelArguments) -> CustomBackend:
         """Return the backend object of this process; step 1, if there is none yet."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend, CustomBackend
 from backends.custom_backend import as_backend
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, failing_as
 from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
@@ -178,10 +178,11 @@ def _import(path: Path, key: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # for pickle and dataclasses
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with failing_as(lambda error: InternalError(f"'{path}' cannot be imported: {type(error).__name__}: {error}")):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise InternalError(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+        raise
     return module
 
 

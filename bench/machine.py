@@ -132,13 +132,17 @@ class ProcessTimes(msgspec.Struct, frozen=True):
         return ProcessTimes(self.user_s - other.user_s, self.system_s - other.system_s)
 
 
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name of the program; none for a process that has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
 def cpu_times_of(pid: int) -> ProcessTimes:
     """Return what one process has used; zero for a process that has ended."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks_per_s = os.sysconf("SC_CLK_TCK")
-        return ProcessTimes(int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s)
-    return ProcessTimes()
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return ProcessTimes(*(int(ticks) / ticks_per_s for ticks in stat_fields(pid)[11:13]))
 
 
 def cpu_times(pid: int) -> ProcessTimes:

@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.machine import stat_fields
 from bench.peers.peer import NotInstalled, PeerServer, Service, Setup
 from bench.peers.serving import serving
 from bench.server import ServerProcess, rss_bytes, wait_for
@@ -125,8 +126,7 @@ class CountedStreams:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class Limits:

@@ -139,12 +139,12 @@ class ServerProcess:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(timeout_s)
-            except BaseException as error:  # too slow, or the wait was interrupted
-                process.kill()
-                process.wait()
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout_s)
+            finally:
+                if process.poll() is None:  # too slow, or the wait was interrupted
+                    process.kill()
+                    process.wait()
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from bench.checkout import ROOT
 from bench.load import LoadConnection, Spec
-from bench.machine import ProcessMemory, memory_of
+from bench.machine import ProcessMemory, memory_of, stat_fields
 from bench.models import copy_name, write_growing_models
 from bench.server import ServerProcess
 from kernel.options import DEMO_REPOSITORY
@@ -182,9 +182,8 @@ def _round(server: ServerProcess, cycles: int, at_once: int) -> tuple[float, lis
 def _cpu_s(pid: int) -> float:
     """Return the CPU time of a process and of all that it has started, in seconds. One that has just ended counts 0:
     a few milliseconds, which its parent has from then on."""
+    ticks = sum(map(int, stat_fields(pid)[11:15]))
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = file.read().split()
     except (FileNotFoundError, ProcessLookupError):

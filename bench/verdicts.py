@@ -1,7 +1,8 @@
 """How often the verdicts of rollouts are wrong, and when they come: simulated traffic, and the table of the documents.
 
 Each run is a rollout of 20,000 requests, of which the candidate gets one share. The verdicts are the server's,
-with the settings that are the default, looked at every 100 requests.
+with the settings that are the default, looked at every 100 requests. At a share of 100 % there is no stable version
+beside it: what counts are its errors in a step of 50 % before, if there was one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.traffic.rollout_states import RolloutSettings
+from kernel.traffic.rollout_trial import judge_alone
 from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, BadEvents, Counts, judge, together
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 REQUESTS = 20_000
 LOOK = 100
 RUNS = 2000
+
+#: A step does not end before the candidate has executed so many requests.
+_LEAST_REQUESTS = RolloutSettings(to=1).least_requests
 
 
 class SimulatedRow(msgspec.Struct, frozen=True):
@@ -33,6 +39,8 @@ class SimulatedRow(msgspec.Struct, frozen=True):
     #: The candidate's share of the requests.
     share: float = 0.1
     requests: int = REQUESTS
+    #: At a share of 100 %: how many requests the stable version has executed in the steps before.
+    before: int = 0
 
 
 #: As slow as 1.2 and 1.5 times the stable version, log-normal with a sigma of 0.5, where 1 % of it counts as slow.
@@ -51,6 +59,15 @@ ROWS = (
     SimulatedRow("errors 0.5 % to 50 %", errors=(0.005, 0.5)),
     SimulatedRow("1.2 times slower", slow=(0.01, _SLOWER_1_2)),
     SimulatedRow("1.5 times slower", slow=(0.01, _SLOWER_1_5)),
+    SimulatedRow("at 100 %: as good, 0.5 % errors", share=1, before=5000),
+    SimulatedRow("at 100 %: as good, 5 % errors", errors=(0.05, 0.05), share=1, before=5000),
+    SimulatedRow("at 100 %: as good, 0.5 % errors, 300 requests before", share=1, before=300),
+    SimulatedRow("at 100 %: errors 0.5 % to 2 %", errors=(0.005, 0.02), share=1, before=5000),
+    SimulatedRow("at 100 %: errors 0.5 % to 10 %", errors=(0.005, 0.1), share=1, before=5000),
+    SimulatedRow("at 100 %: errors 5 % to 20 %", errors=(0.05, 0.2), share=1, before=5000),
+    SimulatedRow("at 100 %, no step before: 0.5 % errors", share=1),
+    SimulatedRow("at 100 %, no step before: 2 % errors", errors=(0.005, 0.02), share=1),
+    SimulatedRow("at 100 %, no step before: 20 % errors", errors=(0.005, 0.2), share=1),
     SimulatedRow("1 of 1,000 pairs differs, the bound", outputs=0.001),
     SimulatedRow("1 of 200 pairs differs", outputs=0.005),
 )
@@ -81,6 +98,8 @@ def simulate(row: SimulatedRow, seed: int) -> SimulatedRollout:
     random_ = random.Random(f"{row.title} {seed}")
     if row.outputs is not None:
         return _simulate_pairs(row, row.outputs, random_)
+    if row.share == 1:
+        return _simulate_alone(row, random_)
     pairs = ((ERRORS, row.errors), (LATENCY, row.slow))
     counts = {guard.name: Counts(bad=[BadEvents(row.share)]) for guard, _ in pairs}
     bad = sorted(
@@ -120,6 +139,24 @@ def _simulate_pairs(row: SimulatedRow, rate: float, random_: random.Random) -> S
         if decision == "stop":
             return SimulatedRollout("stop", looked)
         if decision == "pass" and not passed:
+            passed = looked
+    return SimulatedRollout("pass", passed) if passed else SimulatedRollout("inconclusive", row.requests)
+
+
+def _simulate_alone(row: SimulatedRow, random_: random.Random) -> SimulatedRollout:
+    before = None
+    if row.before:
+        stable_bad = sum(1 for _ in _events(row.errors[0], row.before, random_))
+        before = Counts([BadEvents(0.5, stable=stable_bad)], stable=row.before)
+    bad = list(_events(row.errors[1], row.requests, random_))
+    passed, count = 0, 0
+    for looked in range(LOOK, row.requests + 1, LOOK):
+        while count < len(bad) and bad[count] <= looked:
+            count += 1
+        decision = judge_alone(Counts([BadEvents(1.0, candidate=count)], candidate=looked), before).decision
+        if decision == "stop":
+            return SimulatedRollout("stop", looked)
+        if decision == "pass" and not passed and looked >= _LEAST_REQUESTS:
             passed = looked
     return SimulatedRollout("pass", passed) if passed else SimulatedRollout("inconclusive", row.requests)
 

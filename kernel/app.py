@@ -23,6 +23,7 @@ from backends.launch.launcher import LauncherSet, packaged_launcher
 from backends.launch.output import OutputLimits
 from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
+from backends.supervision.idle_priority import IdlePriority
 from backends.supervision.instance_watch import ExecutionLimits
 from backends.supervision.shared_worker import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
@@ -234,7 +235,7 @@ class Server:
             self._make_door_processes(catalog, processes)
         # The helper starts with its first comparison.
         comparer = self._part(pool(1 << 20, count=1, title="shadow comparer"))
-        traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget)
+        traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget, IdlePriority(catalog))
         if options.record is not None:
             from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
 

@@ -61,6 +61,11 @@ class BackgroundTasks:
         self._awaited.add(task)
         await asyncio.shield(task)
 
+    async def wait(self) -> None:
+        """Wait until no task runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel all tasks and wait for their ends."""
         for task in self._tasks:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernel.texts import MAX_TEXT_BYTE_SIZE, SERVER_PATHS, limited, printable
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
 
 
 class ErrorCode(enum.Enum):
@@ -439,3 +443,48 @@ class MemoryFull(NoMemory):
 
     def __init__(self) -> None:
         super().__init__("no memory left: tensors of other requests take all of it; try again later")
+
+
+# ---- code of others -------------------------------------------------------------------------
+
+
+class failing_as:
+    """Code of others runs in this block, which may raise anything: it fails with the error that `made` returns for it.
+
+    For plug-ins, models, files that run code, and libraries without a class for their errors. What was raised is the
+    cause of the error. Errors of the class `passes` go on as they are, and so does what is no `Exception`, such as an
+    interrupt or the end of a task.
+    """
+
+    __slots__ = ("_made", "_passes")
+
+    def __init__(self, made: Callable[[Exception], Exception], *, passes: type[Exception] | tuple[()] = ()) -> None:
+        self._made, self._passes = made, passes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._passes):
+            raise self._made(error) from error
+
+
+class failure_logged:
+    """One of several steps, none of which may keep the others from theirs: an `Exception` of it is logged, and ends it.
+
+    The log has `text` with `arguments`, and the traceback.
+    """
+
+    __slots__ = ("_arguments", "_logger", "_text")
+
+    def __init__(self, logger: logging.Logger, text: str, *arguments: object) -> None:
+        self._logger, self._text, self._arguments = logger, text, arguments
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._logger.error(self._text, *self._arguments, exc_info=error, stacklevel=2)
+        return True

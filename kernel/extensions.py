@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from kernel.config.model_parameters import TOOL_PARSER, TOOL_PARSERS, model_parameters
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, failing_as
 from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def extension(group: str, name: str) -> object:
     if len(named) > 1:
         packages = " and ".join(sorted(map(_package, named)))
         raise InvalidArgument(f"{title} '{name}' is not unique: the packages {packages} each have one with this name")
-    try:
-        make_importable()
-        loaded: object = named[0].load()
-    except Exception as error:
-        raise InternalError(
+    make_importable()
+    with failing_as(
+        lambda error: InternalError(
             f"{title} '{name}' of package {_package(named[0])} cannot be imported from '{named[0].value}': "
             f"{type(error).__name__}: {error}"
-        ) from error
+        )
+    ):
+        loaded: object = named[0].load()
     return loaded
 
 

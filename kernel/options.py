@@ -338,7 +338,8 @@ def check_together(files: Mapping[str, Path | None]) -> None:
     """Raise `BadOption` if some of the flags of a certificate are given, and others are not."""
     lacking = [flag for flag, path in files.items() if path is None]
     if lacking and len(lacking) < len(files):
-        raise BadOption(f"{' and '.join(lacking)} are missing: {', '.join(files)} are given together or not at all")
+        are = "is" if len(lacking) == 1 else "are"
+        raise BadOption(f"{' and '.join(lacking)} {are} missing: {', '.join(files)} are given together or not at all")
 
 
 def _check_launchers(launchers: LauncherOptions) -> None:

@@ -93,7 +93,7 @@ async def listen(doors: Sequence[ListeningDoor], *, loading: bool) -> None:
                 raise CannotListen(f"failed to start {door.title}: {error.strerror or error}") from None
     if loading and doors:
         titles = ", ".join(door.title for door in doors)
-        logger.info("listening; not ready until the models are loaded: %s", titles)
+        logger.info("the server listens, and is not ready until the models are loaded: %s", titles)
 
 
 async def show_loading(lifecycle: Lifecycle, operator: ServerOperator) -> None:
@@ -112,7 +112,7 @@ async def load_first_models(
     From then on the server may be ready.
     """
     for folder in await asyncio.to_thread(remove_abandoned_folders):
-        logger.info("removed '%s', left behind by a server that was killed", folder)
+        logger.info("folder '%s' was removed: a server that was killed had left it", folder)
     try:
         failed = await lifecycle.start(options.load_models)
     except ServingError as error:

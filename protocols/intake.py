@@ -184,8 +184,9 @@ class _ByHelper(msgspec.Struct):
     """A request that a helper has decoded. `begin_preparing` has admitted it."""
 
     request: Request
-    #: As `Decoded.options`.
-    options: Any
+    route: ModelRoute
+    #: For `Intake.read_options`.
+    options: bytes
     forwarded: ForwardedHeaders | None
 
 
@@ -215,8 +216,9 @@ def take(
                     return
                 request, decoded, prepared, route = new.request, new.options, None, new.route
         else:
-            request, decoded, forwarded = by_helper.request, by_helper.options, by_helper.forwarded
-            prepared = route = None
+            request, forwarded, prepared, route = by_helper.request, by_helper.forwarded, None, None
+            decoded = intake.read_options(by_helper.options, by_helper.route)
+            request.explain = call.explain or take_explain(request)
         call.request, call.decoded, call.request_id = request, decoded, request.id
         if call.deadline_ns:
             request.deadline_ns = call.deadline_ns
@@ -224,6 +226,7 @@ def take(
             request.parameters = forwarded.added_to(request.parameters)
     except Exception as error:
         if by_helper is not None:
+            call.request_id = by_helper.request.id
             by_helper.request.release_leases()
         call.refused(error)
         return
@@ -240,16 +243,7 @@ class _Decoding(msgspec.Struct, eq=False):
         call = self.call
         request, call.decoding = call.request, None
         assert request is not None, "the request was cancelled"
-        intake: Intake = call.intake
-        try:
-            options = intake.read_options(response_options, route)
-            request.explain = call.explain or take_explain(request)
-        except Exception as error:
-            call.request_id = request.id
-            request.release_leases()
-            call.refused(error)
-        else:
-            take(call, None, None, _ByHelper(request, options, self.forwarded))
+        take(call, None, None, _ByHelper(request, route, response_options, self.forwarded))
         call.decoded_by_helper()
 
     def refused(self, error: ServingError) -> None:

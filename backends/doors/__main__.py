@@ -16,12 +16,14 @@ import logging
 import os
 import signal
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
 from backends.doors.door_end import DoorKernel
 from backends.doors.messages import DoorLogged, DoorReady, DoorState
+from backends.helper.tasks import next_step
 from backends.process_control import (
     die_with_parent,
     end_sooner_without_memory,
@@ -29,13 +31,14 @@ from backends.process_control import (
     write_stacks_when_asked,
 )
 from backends.transport.wire import PROTOCOL
+from kernel.background import BackgroundTasks
 from kernel.errors import InternalError, NoMemory, RequestCancelled, ServingError
 from kernel.machine import share_malloc_arena
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from backends.doors.messages import Configure, ProtocolOpened
-    from kernel.serving.helper_tasks import HelperTask, TaskResult, TaskSteps
+    from kernel.serving.helper_tasks import HelperTask
 
 #: The fields of a line of the access log.
 _ACCESS_FIELDS = (
@@ -77,9 +80,7 @@ class OwnHelpers:
         """`module` has the functions by name, as `TASKS`."""
         self._module = module
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "tasks")
-        self._runs: set[asyncio.Task[None]] = set()
-        #: Tasks that wait for the thread.
-        self._waiting: dict[HelperTask, asyncio.Task[None]] = {}
+        self._runs = BackgroundTasks()
 
     def load(self) -> None:
         """Import the functions: a request does not wait for that."""
@@ -89,9 +90,7 @@ class OwnHelpers:
         """Do nothing: the thread starts in no time."""
 
     def add(self, task: HelperTask) -> None:
-        run = asyncio.get_running_loop().create_task(self._run(task))
-        self._runs.add(run)
-        run.add_done_callback(self._runs.discard)
+        self._runs.start(self._run(task)).add_done_callback(partial(self._ended, task))
 
     def cancel(self, task: HelperTask) -> None:
         """Let it end: it takes milliseconds."""
@@ -101,33 +100,29 @@ class OwnHelpers:
         try:
             sources = [memoryview(source.raw()) for source in task.sources]
             steps = importlib.import_module(self._module).TASKS[task.name](task.arguments, sources)
-            wanted, result = await loop.run_in_executor(self._thread, _step, steps, None)
-            if result is None:
-                span = task.needs_memory(wanted)
+            found = await loop.run_in_executor(self._thread, next_step, steps, None)
+            if isinstance(found, bytes):
+                span = task.needs_memory(found)
                 memory = span.lease.region.view(span.offset, span.byte_size)
-                wanted, result = await loop.run_in_executor(self._thread, _step, steps, memory)
-            if result is None:
+                found = await loop.run_in_executor(self._thread, next_step, steps, memory)
+            if isinstance(found, bytes):
                 raise InternalError(f"task {task.name} asks twice for memory")
-            output = b"".join(result.output)
-            task.done(result.message, Tensor("", "UINT8", [len(output)], output) if result.output else None)
+            if isinstance(found, ServingError):
+                raise found
+            output = b"".join(found.output)
         except ServingError as error:
             task.failed(error)
         except MemoryError:
             task.failed(NoMemory("the message needs too much memory to be decoded or encoded"))
-        except asyncio.CancelledError:
+        else:
+            task.done(found.message, Tensor("", "UINT8", [len(output)], output) if found.output else None)
+
+    def _ended(self, task: HelperTask, run: asyncio.Task[None]) -> None:
+        """Let a task fail whose run was cancelled or has failed: each one ends."""
+        if run.cancelled():
             task.failed(RequestCancelled())
-            raise
-        except Exception as error:
-            logging.getLogger(__name__).exception("a task of a front door failed")
+        elif (error := run.exception()) is not None:
             task.failed(InternalError(f"{type(error).__name__}: {error}"))
-
-
-def _step(steps: TaskSteps, memory: memoryview | None) -> tuple[bytes, TaskResult | None]:
-    """Go on with a task: return what it says when it needs memory, or its result."""
-    try:
-        return (next(steps) if memory is None else steps.send(memory)), None
-    except StopIteration as stop:
-        return b"", stop.value
 
 
 class _Process:

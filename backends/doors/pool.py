@@ -21,6 +21,7 @@ from backends.doors.kernel_end import DoorRequests
 from backends.launch.launcher import Backoff
 from backends.transport.channel import DescriptorLost, LoopChannel
 from backends.transport.wire import PROTOCOL
+from kernel.background import BackgroundTasks
 from kernel.errors import ServingError
 from kernel.loop.iteration_end import IterationEnd
 from kernel.machine import own_command
@@ -288,7 +289,7 @@ class DoorPool(ServerPart):
         #: By their numbers, from 1 on; those that do not live are missing.
         self._doors: dict[int, _Door] = {}
         self._starts: dict[int, Backoff] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         #: What doors know: name and version as clients give them → the specification.
         self._routes: dict[tuple[str, str], ModelSpec] = {}
         self._updates = False
@@ -381,9 +382,7 @@ class DoorPool(ServerPart):
     # ---- the doors -------------------------------------------------------------------------------
 
     def _start_soon(self, number: int, delay_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._start(number, delay_s))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._start(number, delay_s))
 
     async def _start(self, number: int, delay_s: float) -> None:
         """Start the door with this number; again if that fails."""
@@ -564,7 +563,6 @@ class DoorPool(ServerPart):
             self._timer.cancel()
         if self._catalog_changed in self._catalog.on_change:
             self._catalog.on_change.remove(self._catalog_changed)
-        for task in self._tasks:
-            task.cancel()
+        await self._tasks.close()
         for door in list(self._doors.values()):
             await door.process.stop(0)

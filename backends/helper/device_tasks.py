@@ -79,10 +79,11 @@ def _nvml() -> tuple[Any, str]:
     if not _initialised:
         try:
             module = importlib.import_module(os.environ.get(NVML_VARIABLE) or "pynvml")
-            module.nvmlInit()
         except ImportError:
             return None, f"nvidia-ml-py is not installed: {install_command('gpu')}"
-        except Exception as error:  # pynvml has an exception for each error of the driver
+        try:
+            module.nvmlInit()
+        except module.NVMLError as error:
             return None, f"NVML cannot be used: {error}"
         _initialised.append(module)
     return _initialised[0], ""

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backends.helper.process import TASK_PROBLEM, TASK_TIMEOUT_S, Helper
+from kernel.background import BackgroundTasks
 from kernel.errors import RequestCancelled, ServingError
 from kernel.machine import processor_count
 from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from backends.launch.launcher import Launcher
     from kernel.serving.helper_tasks import HelperTask
     from shm.blocks import ByteBudget
@@ -180,7 +179,7 @@ class HelperPool(ServerPart):
         self._first = self.free[-1]
         self._all = tuple(self.free)
         self._queue = TaskQueue(count)
-        self._runs: set[asyncio.Task[None]] = set()
+        self._runs = BackgroundTasks()
         #: Whether the first helpers were started before their first task.
         self._starts_ahead = False
         self._closed = False
@@ -212,7 +211,7 @@ class HelperPool(ServerPart):
         if self._starts_ahead or self._closed:
             return
         self._starts_ahead = True
-        self._begin(self._start_ahead())
+        self._runs.start(self._start_ahead())
 
     async def _start_ahead(self) -> None:
         """Start two helpers: a task that comes while the first one is busy would wait for the start of the second."""
@@ -222,12 +221,7 @@ class HelperPool(ServerPart):
 
     def _run_waiting(self) -> None:
         while self.free and not self._closed and (task := self._queue.take()) is not None:
-            self._begin(self._run(self.free.pop(), task))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        run = asyncio.get_running_loop().create_task(work)
-        self._runs.add(run)
-        run.add_done_callback(self._runs.discard)
+            self._runs.start(self._run(self.free.pop(), task))
 
     async def _run(self, helper: Helper, task: HelperTask) -> None:
         try:
@@ -259,7 +253,7 @@ class HelperPool(ServerPart):
         """Stop the helpers. Tasks that wait or run fail."""
         self._closed = True
         await asyncio.gather(*(helper.close() for helper in self._all))
-        await asyncio.gather(*self._runs)
+        await self._runs.wait()
         while (task := self._queue.take()) is not None:
             self._queue.ended(task)
             task.failed(RequestCancelled())

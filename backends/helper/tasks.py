@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
-from kernel.errors import ErrorCode, InvalidArgument, NoMemory, ServingError
+from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError, failing_as
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
@@ -99,6 +99,26 @@ def _data_byte_size() -> int:
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
+def next_step(steps: TaskSteps, memory: memoryview | None) -> bytes | TaskResult | ServingError:
+    """Go on with a task. Returns what it says when it needs memory, its result, or why it has failed. Never raises."""
+    try:
+        with failing_as(_unexpected, passes=ServingError):
+            try:
+                return next(steps) if memory is None else steps.send(memory)
+            except StopIteration as stop:
+                result: TaskResult = stop.value
+                return result
+            except MemoryError:
+                raise NoMemory("the message needs too much memory to be decoded or encoded") from None
+    except ServingError as error:
+        return error.with_traceback(None)  # the traceback refers to the memory
+
+
+def _unexpected(error: Exception) -> ServingError:
+    logger.error("a task of a helper has failed", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
 class TaskRunner:
     """Runs one task at a time."""
 
@@ -138,23 +158,12 @@ class TaskRunner:
         steps, number = self._steps, self._number
         assert steps is not None, "no task is running"
         response: wire.ToKernel
-        try:
-            wanted = next(steps) if memory is None else steps.send(memory)
-        except StopIteration as stop:
-            self._end()
-            response = self._done(number, stop.value)
-        except ServingError as error:
-            self._end()
-            response = _failed(number, error)
-        except MemoryError:
-            self._end()
-            response = _failed(number, NoMemory("the message needs too much memory to be decoded or encoded"))
-        except Exception as error:
-            self._end()
-            logger.exception("a task of the helper failed")
-            response = wire.TaskFailed(number, ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
+        found = next_step(steps, memory)
+        if isinstance(found, bytes):
+            response = wire.TaskNeedsMemory(number, found)
         else:
-            response = wire.TaskNeedsMemory(number, wanted)
+            self._end()
+            response = _failed(number, found) if isinstance(found, ServingError) else self._done(number, found)
         try:
             self._send(response)
         except FrameTooLarge as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.hosts.link import Link, prepare_socket
+from backends.hosts.link import MAX_TEXT, Link, prepare_socket
 from backends.hosts.messages import (
     PROOF_S,
     Beat,
@@ -38,6 +38,7 @@ from backends.hosts.messages import (
     WorkerEnded,
     WorkerStarted,
     admit,
+    decode_description,
     to_agent_decoder,
 )
 from backends.launch.children import KernelChildren
@@ -47,8 +48,8 @@ from backends.launch.output import OutputLimits, WorkerOutput
 from backends.launch.spawning import ModelEnvironments, SpawningLauncher
 from backends.launch.watcher_process import SessionWatcher
 from backends.transport.wire import PROTOCOL
-from kernel.errors import ErrorCode, ServingError
-from kernel.file_threads import in_own_thread
+from kernel.errors import ErrorCode, InternalError, ServingError, Unavailable, failing_as
+from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
 from kernel.repository.execution_environment import ExecutionEnvironment
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
@@ -106,7 +107,7 @@ class SentOutput(WorkerOutput):
     def log_always(self, level: int, text: str) -> None:
         """Send a line; see `WorkerOutput`."""
         if not self._session.link.crowded:
-            self._session.link.send(Printed(self._number, level, text))
+            self._session.link.send(Printed(self._number, level, text[:MAX_TEXT]))
 
 
 class HostedWorker:
@@ -202,41 +203,43 @@ class ServerSession:
         """Start a worker, and tell the server how that ended."""
         number = message.worker
         try:
-            async with asyncio.timeout(PROOF_S):
-                sock = await worker.connection
-            try:
-                folder = await self._start_with(sock, message, worker)
-            finally:
-                sock.close()  # the worker has it
-        except (OSError, ServingError, TimeoutError) as error:
-            self.workers.pop(number, None)
-            code = error.code if isinstance(error, ServingError) else ErrorCode.UNAVAILABLE
-            text = error.message if isinstance(error, ServingError) else f"its connection failed: {error}"
-            self.link.send(NotStarted(number, code.value, text))
-            self._agent.forget_if_over(self)
+            with failing_as(functools.partial(self._start_failure, number), passes=ServingError):
+                async with asyncio.timeout(PROOF_S):
+                    sock = await worker.connection
+                try:
+                    folder = await self._start_with(sock, message, worker)
+                finally:
+                    sock.close()  # the worker has it
+        except ServingError as error:
+            self._not_started(number, error)
         except asyncio.CancelledError:
-            self.workers.pop(number, None)
-            self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, "the launch was ended"))
-            self._agent.forget_if_over(self)
+            self._not_started(number, Unavailable("the launch was ended"))
             raise
-        except Exception:  # it concerns one worker: the agent has others
-            logger.exception("worker %d of server %s could not be started", number, self.peer)
-            self.workers.pop(number, None)
-            text = "the agent failed to start the worker; its log has the cause"
-            self.link.send(NotStarted(number, ErrorCode.INTERNAL.value, text))
-            self._agent.forget_if_over(self)
         else:
             assert worker.process is not None
             self.link.send(WorkerStarted(number, folder))
             worker.process.on_lost(lambda cause: self._ended(number, cause))
 
+    def _start_failure(self, number: int, error: Exception) -> ServingError:
+        """Return the error of one worker for what has gone wrong with it: the agent and its other workers go on."""
+        if isinstance(error, OSError):  # TimeoutError is one
+            return Unavailable(f"its connection failed: {error}")
+        logger.error("worker %d of server %s could not be started", number, self.peer, exc_info=error)
+        return InternalError("the agent failed to start the worker; its log has the cause")
+
+    def _not_started(self, number: int, error: ServingError) -> None:
+        self.workers.pop(number, None)
+        self.link.send(NotStarted(number, error.code.value, error.message[:MAX_TEXT]))
+        self._agent.forget_if_over(self)
+
     async def _start_with(self, sock: socket.socket, message: LaunchWorker, worker: HostedWorker) -> str:
         """Take the files and start the worker; returns the folder of its model. Raises `OSError`, `ServingError`."""
         loop = asyncio.get_running_loop()
-        number, description = message.worker, message.description
+        number = message.worker
+        description = await in_file_thread(decode_description, message.description)
 
         def say(text: str) -> None:
-            loop.call_soon_threadsafe(self.link.send, Waits(number, text))
+            loop.call_soon_threadsafe(self.link.send, Waits(number, text[:MAX_TEXT]))
 
         taking = asyncio.ensure_future(
             in_own_thread(
@@ -261,7 +264,7 @@ class ServerSession:
             needs = _needs(message, files, description)
             ends = GivenEnds(sock, SentOutput(message.title, self.limits, self, number))
             worker.process = await self._agent.spawning.launch_between(
-                ends, message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text))
+                ends, message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text[:MAX_TEXT]))
             )
         except BaseException:
             files.release()
@@ -271,7 +274,7 @@ class ServerSession:
 
     def _ended(self, number: int, cause: str) -> None:
         self.workers.pop(number, None)
-        self.link.send(WorkerEnded(number, cause))
+        self.link.send(WorkerEnded(number, cause[:MAX_TEXT]))
         self._agent.forget_if_over(self)
 
     def _lost(self, cause: str) -> None:

@@ -15,7 +15,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, cast
 
-from backends.hosts.messages import PROOF_S, NotAdmitted
+from backends.hosts.messages import PROOF_S, NotAdmitted, SaidNothing
 from kernel.certificates import client_context, server_context
 from kernel.errors import BadOption
 from kernel.file_threads import in_file_thread
@@ -105,12 +105,12 @@ class Secured:
 
     def problem_after(self, error: BaseException) -> str:
         """Return what the encryption has to do with an error of the first exchange over `socket`; "" for nothing."""
-        if self._outer is None or isinstance(error, NotAdmitted):
+        if self._outer is None:
             return ""
         if self._outer.error is not None:  # set before the end of `socket`
             return problem_of(self._outer.error, self._peer)
-        if isinstance(error, ConnectionError):  # a server is sure of the certificates before the agent has seen its own
-            return f"the {self._peer} has ended the connection: if it refuses our certificate, its log has the reason"
+        if isinstance(error, SaidNothing):  # a server is sure of the certificates before the agent has seen its own
+            return f"the {self._peer} has said nothing: if it refuses our certificate, its log has the reason"
         return ""
 
 

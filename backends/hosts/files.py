@@ -127,10 +127,13 @@ class ModelCopies:
         `say` gets what it waits for. Raises `OSError` if the connection ends, and `Unavailable` for all else, after the
         server got the reason.
         """
-        if digest_of(description.files) != description.digest:
-            raise Unavailable(f"the digest of the files of '{title}' is not that of their descriptions")
         sock.settimeout(SILENCE_S)
         try:
+            if digest_of(description.files) != description.digest:
+                raise Unavailable(f"the digest of the files of '{title}' is not that of their descriptions")
+            for each in description.files:
+                if each.byte_size < 0:
+                    raise Unavailable(f"'{each.name}' has a size below zero")
             with _kept_locks() as locks:
                 folder = self._part(sock, title, description.digest, description.files, say, locks)
                 os.makedirs(os.path.join(folder, str(version)), exist_ok=True)

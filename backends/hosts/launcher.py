@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.hosts.encryption import Secured
 from backends.hosts.files import SILENCE_S, send_files
-from backends.hosts.link import Link, prepare_socket
+from backends.hosts.link import MAX_FROM_AGENT, Link, prepare_socket
 from backends.hosts.messages import (
     PROOF_S,
     Beat,
@@ -33,12 +33,14 @@ from backends.hosts.messages import (
     Welcome,
     WorkerEnded,
     WorkerStarted,
+    encode_description,
     prove,
     to_server_decoder,
 )
 from backends.launch.launcher import KILL_WAIT_S, HostCapacity, OwnedWorker, not_shown
 from backends.launch.output import OutputLimits, WorkerOutput
 from backends.transport.wire import PROTOCOL
+from kernel.background import BackgroundTasks
 from kernel.errors import ErrorCode, ServingError, Unavailable, Unsupported, worker_error
 from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
@@ -264,7 +266,7 @@ class HostConnection:
         )
         try:
             await asyncio.shield(proving)
-            self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
+            self._link = link = Link(to_server_decoder, Beat, self._take, self._lost, max_message=MAX_FROM_AGENT)
             await link.begin(secured.socket)
         except BaseException:
             _close_after(proving, secured.socket)
@@ -323,7 +325,8 @@ class HostConnection:
             case NotStarted() if not worker.started.done():
                 error = worker_error(ErrorCode(message.code), message.text)  # first: a wrong code is a ValueError
                 del self.workers[worker.number]
-                if message.full:  # another server was faster: the next heartbeat says when there is room
+                if message.full and self.max_workers:
+                    # Another server was faster: the next heartbeat says when there is room.
                     self.others = self.max_workers - len(self.workers)
                     worker.fail(HostFull(message.text))
                 else:
@@ -357,9 +360,8 @@ class HostConnection:
         bringing: asyncio.Future[None] | None = None
         try:
             description = await self._launcher.description(needs)
-            self.send(
-                LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, description)
-            )
+            raw = await in_file_thread(encode_description, description)
+            self.send(LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, raw))
             sent = True
             await worker.expected
             archive = "" if needs.environment is None else needs.environment.path
@@ -444,7 +446,7 @@ class AgentLauncher(ServerPart):
         #: Of this server; agents end workers of its earlier connections.
         self.identity = secrets.token_hex(16)
         self.agents = [HostConnection(address, self, token) for address in addresses]
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers = BackgroundTasks()
         self._change = asyncio.Event()
         self._waiting = 0
         self._describing = asyncio.Lock()
@@ -452,15 +454,12 @@ class AgentLauncher(ServerPart):
 
     async def start(self) -> None:
         """Begin to connect."""
-        loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(agent.keep()) for agent in self.agents]
+        for agent in self.agents:
+            self._keepers.keep(f"the connection to the agent at {agent.title}", agent.keep, _MOST_RETRY_S)
 
     async def close(self) -> None:
         """End the connections; agents end what is left of this server."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
+        await self._keepers.close()
         for agent in self.agents:
             agent.close()
         if self.encryption is not None:

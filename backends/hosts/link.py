@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The longest message of an agent in bytes: its longest has a few bytes for each of its workers, or a text.
+MAX_FROM_AGENT = 1 << 20
+
+#: The longest text of an agent in characters, of which each has up to four bytes.
+MAX_TEXT = 64 << 10
+
 _Received = TypeVar("_Received")
 
 #: Above this number of unsent bytes, lines that workers print are dropped. Above ten times of it, the connection ends.
@@ -42,14 +48,15 @@ class Link(asyncio.Protocol, Generic[_Received]):
         on_message: Callable[[_Received], None],
         on_lost: Callable[[str], None],
         lost_beats: int = LOST_BEATS,
+        max_message: int = MAX_MESSAGE,
     ) -> None:
         """`beat` makes the message that is sent twice a second. After `lost_beats` of them without anything received
-        the peer is lost."""
+        the peer is lost. A message of it has at most `max_message` bytes."""
         self._decoder = decoder
         self._beat = beat
         self._on_message = on_message
         self._on_lost: Callable[[str], None] | None = on_lost
-        self._reader = FrameReader(MAX_MESSAGE)
+        self._reader = FrameReader(max_message)
         self._lost_beats = lost_beats
         self._silence = Silence(lost_beats)
         self._transport: asyncio.Transport | None = None

@@ -20,7 +20,7 @@ import msgspec
 from backends.transport.framing import LENGTH
 from kernel.errors import InvalidArgument
 from kernel.regular_files import read_regular
-from kernel.repository.described_files import LaunchDescription  # noqa: TC001 - msgspec reads it
+from kernel.repository.described_files import LaunchDescription
 
 if TYPE_CHECKING:
     import socket
@@ -78,6 +78,10 @@ class NotAdmitted(Exception):
     """The peer does not have the same token, or is no agent; the message says it."""
 
 
+class SaidNothing(NotAdmitted):
+    """The peer has not even said that it is an agent."""
+
+
 def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = PROOF_S) -> None:
     """Prove to an agent that this side has its token, and check that the agent has it. Blocks for up to `limit_s`.
 
@@ -87,9 +91,9 @@ def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = 
     sock.settimeout(limit_s)
     try:
         magic = receive_exactly(sock, len(_MAGIC), end_s)
-    except TimeoutError as error:
-        raise NotAdmitted(
-            f"it has said nothing for {limit_s:g} s. It may be no agent, or one that needs TLS (--agent-cert-file)"
+    except (TimeoutError, ConnectionError) as error:
+        raise SaidNothing(
+            f"it has said nothing ({error}): it may be no agent, or one that needs TLS (--agent-cert-file)"
         ) from error
     if magic != _MAGIC:
         raise NotAdmitted("what listens there is no agent of this version")
@@ -202,7 +206,9 @@ class LaunchWorker(AgentMessage, frozen=True, tag=True, array_like=True):
     backend: str
     version: int
     memory_limit_byte_size: int
-    description: LaunchDescription
+    #: A `LaunchDescription` in MessagePack. With many files it takes longer to write and to read than an event loop may
+    #: be held up: `encode_description` and `decode_description` do it in threads.
+    description: msgspec.Raw
 
 
 class Expected(AgentMessage, frozen=True, tag=True, array_like=True):
@@ -263,6 +269,19 @@ ToServer = Beat | Welcome | Refused | Expected | Waits | WorkerStarted | NotStar
 _encoder = msgspec.msgpack.Encoder()
 to_agent_decoder = msgspec.msgpack.Decoder(ToAgent)
 to_server_decoder = msgspec.msgpack.Decoder(ToServer)
+
+
+_description_decoder = msgspec.msgpack.Decoder(LaunchDescription)
+
+
+def encode_description(description: LaunchDescription) -> msgspec.Raw:
+    """Return it as `LaunchWorker` has it. Blocks for a tenth of a second for 100,000 files."""
+    return msgspec.Raw(_encoder.encode(description))
+
+
+def decode_description(data: msgspec.Raw) -> LaunchDescription:
+    """Read it. Blocks as `encode_description`. Raises `msgspec.DecodeError`."""
+    return _description_decoder.decode(data)
 
 
 def framed(message: AgentMessage) -> bytes:

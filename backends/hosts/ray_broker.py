@@ -35,6 +35,7 @@ from backends.hosts.ray_messages import (
     to_broker_decoder,
 )
 from backends.transport.framing import FrameReader
+from kernel.errors import failing_as
 from kernel.texts import install_command
 
 if TYPE_CHECKING:
@@ -83,6 +84,19 @@ def text_of(error: BaseException | None) -> str:
         return type(error).__name__
     found = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
     return found if len(found) <= _MAX_TEXT else f"{found[:_MAX_TEXT]} (shortened)"
+
+
+class RayFailed(Exception):
+    """A call of Ray has failed, which raises errors of many kinds. The message is their text in one line."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(text_of(error))
+
+
+def _quietly(call: Callable[..., Any], *arguments: object) -> None:
+    """Call Ray to end something, whatever comes of it."""
+    with contextlib.suppress(Exception):
+        call(*arguments)
 
 
 class Broker:
@@ -168,42 +182,49 @@ class Broker:
         delay_s = _RETRY_S
         while not self._ended.is_set():
             try:
-                ray = self._load()
-                ray.init(
-                    address=message.address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR"
-                )
+                self._ray = self._connected(message.address or "auto")
+                break
             except ImportError as error:
                 self._tell(NoCluster(f"the package ray is missing ({error}): {install_command('ray')}"))
-            except Exception as error:
-                self._tell(NoCluster(text_of(error)))
-                with contextlib.suppress(Exception):
-                    ray.shutdown()
-            else:
-                self._ray = ray
-                break
+            except RayFailed as error:
+                self._tell(NoCluster(str(error)))
             self._ended.wait(delay_s)
             delay_s = min(2 * delay_s, _MOST_RETRY_S)
         if self._ray is None:
             return
         for name in message.held:
             try:
-                self._watch(name, self._ray.get_actor(name, NAMESPACE))
-            except Exception as error:  # ValueError if there is none
-                self._tell(Gone(name, text_of(error)))
+                with failing_as(RayFailed):
+                    self._watch(name, self._ray.get_actor(name, NAMESPACE))
+            except RayFailed as error:
+                self._tell(Gone(name, str(error)))
         self._look()
+
+    def _connected(self, address: str) -> Any:
+        """Return the package, connected with the cluster. Raises `ImportError` and `RayFailed`."""
+        with failing_as(RayFailed, passes=ImportError):
+            ray = self._load()
+            try:
+                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+            except BaseException:
+                _quietly(ray.shutdown)
+                raise
+            return ray
 
     def _place(self, message: Place) -> None:
         if self._ray is None:
             return
         try:
-            actor = (
-                self._ray.remote(AgentActor)
-                .options(**placement_options(message))
-                .remote(message.lease_s, message.certificate)
-            )
-            self._watch(message.name, actor)
-        except Exception as error:  # Ray checks what was asked for, and raises errors of many kinds
-            self._tell(Gone(message.name, text_of(error), refused=isinstance(error, (TypeError, ValueError))))
+            with failing_as(RayFailed):
+                actor = (
+                    self._ray.remote(AgentActor)
+                    .options(**placement_options(message))
+                    .remote(message.lease_s, message.certificate)
+                )
+                self._watch(message.name, actor)
+        except RayFailed as error:  # Ray checks what was asked for
+            refused = isinstance(error.__cause__, (TypeError, ValueError))
+            self._tell(Gone(message.name, str(error), refused=refused))
 
     def _watch(self, name: str, actor: Any) -> None:
         """Say where an actor is once it is placed, or that it has failed before. Ray calls the function in a thread."""
@@ -220,21 +241,22 @@ class Broker:
     def _end(self, name: str) -> None:
         actor = self._actors.pop(name, None)
         if actor is not None:
-            with contextlib.suppress(Exception):  # it may have ended
-                self._ray.kill(actor)
+            _quietly(self._ray.kill, actor)  # it may have ended
 
     def _look(self) -> None:
         """Say which hosts the cluster has."""
         self._looking_since = time.monotonic()
         try:
-            nodes = self._ray.nodes()
-            alive = tuple(
-                ClusterNode(str(node["NodeManagerAddress"]), {key: float(n) for key, n in node["Resources"].items()})
-                for node in nodes
-                if node["Alive"]
-            )
-        except Exception as error:
-            self._tell(NoCluster(text_of(error)))
+            with failing_as(RayFailed):
+                alive = tuple(
+                    ClusterNode(
+                        str(node["NodeManagerAddress"]), {key: float(n) for key, n in node["Resources"].items()}
+                    )
+                    for node in self._ray.nodes()
+                    if node["Alive"]
+                )
+        except RayFailed as error:
+            self._tell(NoCluster(str(error)))
         else:
             self._tell(Cluster(alive))
         finally:

@@ -28,6 +28,7 @@ from backends.hosts.ray_messages import (
     from_broker_decoder,
 )
 from backends.launch.launcher import KILL_WAIT_S, Backoff, HostCapacity, OwnedWorker, not_shown
+from kernel.background import BackgroundTasks
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 from kernel.machine import own_command
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
@@ -167,21 +168,20 @@ class RayLauncher(AgentLauncher):
         self._link: Link[FromBroker] | None = None
         self._broker: LocalProcess | None = None
         self._backoff = Backoff()
-        self._uses: set[asyncio.Task[None]] = set()
+        self._uses = BackgroundTasks()
 
     # ---- the broker --------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the broker, and again whenever it is lost."""
-        self._keepers = [asyncio.get_running_loop().create_task(self._keep_broker())]
+        self._keepers.start(self._keep_broker())
 
     async def close(self) -> None:
         """End all agents and the broker."""
         for placement in list(self._placements.values()):
             self._end(placement)
         await super().close()
-        if self._uses:
-            await asyncio.wait(list(self._uses))
+        await self._uses.wait()
         if self._link is not None:
             self._link.close()  # the broker ends what is left, and itself
         if self._broker is not None:
@@ -261,9 +261,7 @@ class RayLauncher(AgentLauncher):
             placement.host = host = PlacedHost(placement, message, self)
             self.agents.append(host)
             placement.pending(f"its agent on host '{message.host}' is connected with")
-            task = asyncio.get_running_loop().create_task(self._use(placement, host))
-            self._uses.add(task)
-            task.add_done_callback(self._uses.discard)
+            self._uses.start(self._use(placement, host))
 
     async def _use(self, placement: Placement, host: PlacedHost) -> None:
         """Keep the connection to an agent until its end, which is that of the agent."""

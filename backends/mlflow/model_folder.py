@@ -128,7 +128,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
 def _loader(yaml: Any) -> Any:
     """Return the class that reads a file. It makes nothing but plain values, and refuses merged mappings, which MLflow
     does not write: a few lines of them can have billions of keys."""
-    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]  # it is known at run time only
         def flatten_mapping(self, node: Any) -> None:

@@ -6,6 +6,7 @@ model is loaded only if the operator has allowed pickles for it.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 from backends.mlflow.library import pyfunc_library
 from backends.mlflow.model_folder import MLMODEL
 from backends.sklearn.model_file import check_pickles_allowed
-from kernel.errors import InternalError, InvalidArgument, Unavailable
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, failing_as
 
 if TYPE_CHECKING:
     from backends.base import ModelArguments
@@ -44,27 +45,29 @@ class PyfuncPredictor:
             "The flavours lightgbm, onnx, sklearn, xgboost and pytorch have files that need no flag",
         )
         library = pyfunc_library(str(loader))
-        try:
+        with failing_as(functools.partial(_failed_load, arguments.model_name)):
             # mlflow refuses links that lead out of the folder, and `naiad run` links the files of a folder.
             self._model = library.load_model(str((arguments.version_dir / MLMODEL).resolve().parent))
-        except ImportError as error:
-            raise Unavailable(
-                f"model '{arguments.model_name}' needs a package that the server's Python does not have: "
-                f"mlflow.pyfunc.load_model: {_text(error)}. Install what the folder's requirements.txt has, or serve "
-                "the folder by a Python model with an environment of its own (docs/mlflow.md)"
-            ) from error
-        except Exception as error:  # code of the model's author may raise all of them
-            raise InternalError(
-                f"failed to load model '{arguments.model_name}': mlflow.pyfunc.load_model: {_text(error)}"
-            ) from error
 
     def predict(self, rows: Any) -> Array | dict[str, Array]:
-        try:
+        with failing_as(_failed_predict):
             return results_of(self._model.predict(rows))
-        except Exception as error:
-            if getattr(error, "error_code", "") in _WRONG_INPUTS:
-                raise InvalidArgument(f"predict: {' '.join(str(error).split())}") from error
-            raise InternalError(f"predict failed: {_text(error)}") from error
+
+
+def _failed_load(model: str, error: Exception) -> ServingError:
+    if isinstance(error, ImportError):
+        return Unavailable(
+            f"model '{model}' needs a package that the server's Python does not have: mlflow.pyfunc.load_model: "
+            f"{_text(error)}. Install what the folder's requirements.txt has, or serve the folder by a Python model "
+            "with an environment of its own (docs/mlflow.md)"
+        )
+    return InternalError(f"failed to load model '{model}': mlflow.pyfunc.load_model: {_text(error)}")
+
+
+def _failed_predict(error: Exception) -> ServingError:
+    if getattr(error, "error_code", "") in _WRONG_INPUTS:
+        return InvalidArgument(f"predict: {' '.join(str(error).split())}")
+    return InternalError(f"predict failed: {_text(error)}")
 
 
 def _text(error: Exception) -> str:

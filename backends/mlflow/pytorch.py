@@ -13,7 +13,7 @@ import numpy as np
 from backends.pytorch.library import TORCH_ERRORS, load_torch
 from backends.pytorch.model_file import FileFormat, load_exported, read_format
 from backends.sklearn.model_file import check_pickles_allowed
-from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, failing_as
 from kernel.machine import processor_count
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class PytorchPredictor:
             )
         torch = self._torch = load_torch()
         torch.set_num_threads(processor_count())
-        try:
-            self._module = _load(torch, path, file_format)
-        except Exception as error:  # a pickle may raise all of them
-            raise InternalError(
+        with failing_as(
+            lambda error: InternalError(
                 f"failed to load model '{model}': '{path.name}' cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            )
+        ):
+            self._module = _load(torch, path, file_format)
 
     def predict(self, rows: Any) -> Array:
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from backends.sklearn.library import optional
-from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError, failing_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,8 @@ def _column_examples(estimator: Any, names: Sequence[str]) -> dict[str, str | fl
 
 def _known_values(step: Any) -> list[str | float]:
     """Return a value for each column that an encoder or imputer was fitted with; none for another transformer."""
-    values = [each[0] for each in getattr(step, "categories_", ()) if len(each)] or getattr(step, "statistics_", ())
+    values = [each[0] for each in getattr(step, "categories_", ()) if len(each)]
+    values = values or list(getattr(step, "statistics_", ()))
     return [each if isinstance(each, str) else float(each) if isinstance(each, _NUMBERS) else 0.0 for each in values]
 
 
@@ -141,18 +143,17 @@ def call(estimator: Any, methods: Sequence[str], rows: Any) -> dict[str, Array]:
     """
     found = {}
     for method in methods:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="X (does not have|has) .*feature names")
-                result = getattr(estimator, method)(rows)
-        except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"{method}: {error}") from error
-        except ServingError:
-            raise
-        except Exception as error:
-            raise InternalError(f"{method} failed: {type(error).__name__}: {error}") from error
+        with failing_as(partial(_failure, method), passes=ServingError), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X (does not have|has) .*feature names")
+            result = getattr(estimator, method)(rows)
         found[method] = _as_array(method, result)
     return found
+
+
+def _failure(method: str, error: Exception) -> ServingError:
+    if isinstance(error, (ValueError, TypeError)):
+        return InvalidArgument(f"{method}: {error}")
+    return InternalError(f"{method} failed: {type(error).__name__}: {error}")
 
 
 def _as_array(method: str, result: Any) -> Array:

@@ -13,7 +13,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from backends.sklearn.library import required
-from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported, failing_as
 from kernel.machine import available_memory_byte_size
 
 if TYPE_CHECKING:
@@ -166,15 +166,14 @@ def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> An
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            found = required("joblib").load(path) if pickled else _load_skops(path, arguments)
-        except ServingError:
-            raise
-        except Exception as error:
-            raise InternalError(
+        with failing_as(
+            lambda error: InternalError(
                 f"failed to load model '{arguments.model_name}': '{path.name}' cannot be read: "
                 f"{type(error).__name__}: {error}"
-            ) from error
+            ),
+            passes=ServingError,
+        ):
+            found = required("joblib").load(path) if pickled else _load_skops(path, arguments)
     for line in dict.fromkeys(" ".join(str(each.message).split()) for each in caught):
         warn(f"model '{arguments.model_name}': {line}")
     return found

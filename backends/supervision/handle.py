@@ -287,7 +287,9 @@ class WorkerHandle:
 
     def _responded(self, message: wire.Responded) -> None:
         self._respond(message.request, message.response, message.final)
-        if message.final and self._reports.open:
+        if not message.final:
+            self._session.watch_outbox()
+        elif self._reports.open:
             self._reports.open.pop(message.request, None)
 
     def _started(self, number: int) -> None:

@@ -9,7 +9,6 @@ wait before it is sent, and a response before its client gets it. Both keep thei
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.transport import wire
-from kernel.errors import InternalError, ServingError
+from kernel.background import BackgroundTasks
+from kernel.errors import InternalError, ServingError, failing_as
 from kernel.machine import keep_freed_memory
 from kernel.observe.limited_log import LimitedLog
 from shm.arena import INLINE_LIMIT
@@ -26,6 +26,7 @@ from shm.region import CudaIpcHandle, new_region_number
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from backends.supervision.session import WorkerSession
@@ -52,6 +53,11 @@ class _Result(msgspec.Struct):
 def _is_large(tensor: Tensor) -> bool:
     """Whether a tensor is sent in chunks, before the message that names it."""
     return tensor.byte_size > INLINE_LIMIT or tensor.data is None
+
+
+def _not_written(error: Exception) -> ServingError:
+    _failures.log("the server", "outputs could not be written to a client's region", exc_info=error)
+    return InternalError("the outputs could not be written")
 
 
 def _with_small_tensors(requests: list[wire.RequestMessage]) -> list[wire.RequestMessage] | None:
@@ -107,6 +113,7 @@ class RemoteMemory:
         self._not_sent = not_sent
         #: Batches and results of calls that wait to be sent, oldest first, and the task that sends them.
         self._batches: deque[wire.Execute | _Result] = deque()
+        self._tasks = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
         #: Numbers of the regions that were sent for a request, by request number.
         self._sent: dict[int, list[int]] = {}
@@ -140,7 +147,7 @@ class RemoteMemory:
 
     def _send_soon(self) -> None:
         if self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send_batches())
+            self._sending = self._tasks.start(self._send_batches())
 
     async def _send_batches(self) -> None:
         try:
@@ -269,21 +276,18 @@ class RemoteMemory:
             return
         self._responses.append((request, response))
         if self._delivering is None:
-            self._delivering = asyncio.get_running_loop().create_task(self._deliver_all())
+            self._delivering = self._tasks.start(self._deliver_all())
 
     async def _deliver_all(self) -> None:
         try:
             while self._responses:
                 request, response = self._responses.popleft()
                 try:
-                    await self._write_outputs(request, response)
+                    with failing_as(_not_written, passes=ServingError):
+                        await self._write_outputs(request, response)
                 except ServingError as error:
                     response.release()
                     response.outputs, response.error = None, error
-                except Exception as failure:
-                    _failures.log("the server", "outputs could not be written to a client's region", exc_info=failure)
-                    response.release()
-                    response.outputs, response.error = None, InternalError("the outputs could not be written")
                 if request.finished:  # the server abandoned it meanwhile and responded itself
                     response.release()
                 else:

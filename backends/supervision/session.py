@@ -34,6 +34,9 @@ _AboutModel = TypeVar("_AboutModel", wire.Complete, wire.AskGpu, wire.Load)
 #: minutes on a machine without memory or processors left.
 HELLO_TIMEOUT_S = 30.0
 
+#: How long responses of a stream may wait in the outbox of a worker that computes, in seconds.
+OUTBOX_LOOK_S = 0.002
+
 #: How long a worker that has closed its connection may take to end by itself, in seconds.
 END_WAIT_S = 0.25
 
@@ -59,6 +62,9 @@ class WorkerSession:
         #: were read with it and came after it.
         self._pieces: Iterator[None] | None = None
         self._kept: Iterable[bytes] = ()
+        #: Looks into the outbox; None while no stream responds. And whether a response has come since it was set.
+        self._outbox_timer: asyncio.TimerHandle | None = None
+        self._stream_moved = False
         #: How the process ended, None while it runs.
         self._end_cause: str | None = None
         #: How many batches the instance executes at the same time, once a model is loaded.
@@ -235,6 +241,24 @@ class WorkerSession:
         assert self._channel is not None
         if self._pieces is None:
             self._channel.take_unsent()
+
+    def watch_outbox(self) -> None:
+        """A response of a stream has come. As long as some come, look whether others wait in the outbox, because the
+        model has sent them and computes now. It is not done here: messages that came before may not be handled yet."""
+        self._stream_moved = True
+        if self._outbox_timer is None:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._stream_moved = False
+        self._outbox_timer = asyncio.get_running_loop().call_later(OUTBOX_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._outbox_timer = None
+        if self._lost_cause is None:
+            if self._stream_moved:
+                self._look_later()
+            self.take_unsent()
 
     # ---- the watchdog ------------------------------------------------------------------------
 

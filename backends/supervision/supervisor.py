@@ -29,6 +29,7 @@ from backends.supervision.instance_watch import (
 from backends.supervision.model_control import ModelControl, while_loading
 from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
 from backends.transport import wire
+from kernel.background import BackgroundTasks
 from kernel.errors import (
     ExecutionTimeout,
     InternalError,
@@ -122,6 +123,7 @@ class InstanceSupervisor:
         self._load: wire.Load | None = None
         self._model: Model | None = None
         self._backoff = Backoff()
+        self._restarts = BackgroundTasks()
         self._restart: asyncio.Task[None] | None = None
         self._loaded = False
         #: Whether the instance is in service. Its next worker is then in service too.
@@ -469,7 +471,7 @@ class InstanceSupervisor:
             self._model.instances.set_condition(
                 handle, Condition(f"instance '{handle.name}' was lost and is started again: {cause}", lost=True)
             )
-            self._restart = asyncio.get_running_loop().create_task(self._start_again())
+            self._restart = self._restarts.start(self._start_again())
             self._expire_later()
 
     def _expire_later(self) -> None:

@@ -10,6 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.errors import failure_logged
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,10 +81,8 @@ class Watchdog:
         self._last_look_ns = now_ns
         self._timer = None
         for watched in list(self._watched):
-            try:
+            with failure_logged(logger, "the watchdog could not check a model instance"):
                 watched.look(self._time_ns)
-            except Exception:
-                logger.exception("the watchdog could not check a model instance")
         if self._watched:
             self._look_within(min(map(_wanted_interval_s, self._watched)))
 

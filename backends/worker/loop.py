@@ -41,7 +41,7 @@ from backends.worker.reports import ReportCollector, send_inputs
 from backends.worker.request import fail_unfinished, failure_of
 from backends.worker.responder import BatchResponder
 from backends.worker.sequence_batches import SequenceBatches
-from kernel.errors import ErrorCode, InternalError, ServingError
+from kernel.errors import ErrorCode, InternalError, ServingError, failing_as
 from kernel.machine import give_memory_back, keep_freed_memory
 from kernel.observe.limited_log import LimitedLog
 from shm.region import read_only_fd
@@ -106,7 +106,10 @@ class Worker:
         self._reader = KernelMessageReader(channel, self._handlers, self._held.report_freed)
         self._reporter = MetricReporter(self._send, send_later=self._send_with_next)
         self._reports = ReportCollector(self._send, self.log)
-        self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
+        self._responder = BatchResponder(
+            self._outputs, self._held, self._send, lambda: self._reader, self._reports,
+            self._send_with_next, self._flush,
+        )  # fmt: skip
         self._responder.before_response = self._reporter.report_with_response
         self._calls = WorkerCalls(
             self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held
@@ -123,8 +126,7 @@ class Worker:
         self._backend: Backend | None = None
         #: `Backend.executor`, once the model is loaded.
         self._execute_batch: Callable[[Sequence[WorkerRequest], Timings], None]
-        #: None for an instance that is not on a GPU.
-        self._device: InstanceDevice | None = None
+        self._device: InstanceDevice | None = None  # of an instance that is on a GPU
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
         self._pipeline: PipelinedBatches | DeviceBatches | None = None  # of a backend that pipelines
@@ -408,12 +410,10 @@ class Worker:
     def _tried(self, action: Callable[[], wire.ToKernel]) -> wire.ToKernel:
         """Return the response that `action` returns, or `LoadFailed` if it raises: models raise any exception."""
         try:
-            return action()
+            with failing_as(_not_loaded, passes=ServingError):
+                return action()
         except ServingError as error:
             return wire.LoadFailed(error.code.value, shortened(error.message))
-        except Exception as error:
-            logger.exception("the model could not be loaded")
-            return wire.LoadFailed(ErrorCode.INTERNAL.value, shortened(f"{type(error).__name__}: {error}"))
 
     def _backend_for(self, arguments: ModelArguments) -> Backend:
         if self._backend is None:
@@ -566,6 +566,11 @@ class Worker:
             if self._backend.responds_later:
                 return
         fail_unfinished(requests, failure)
+
+
+def _not_loaded(error: Exception) -> ServingError:
+    logger.error("the model could not be loaded", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 def _check_protocol(protocol: str) -> None:

@@ -103,6 +103,18 @@ class OutputWriter:
                 ):
                     # The usual case, a small tensor, which is inline; all others take the call.
                     tensors.append(Tensor(name, output.datatype, list(array.shape), array.tobytes()))
+                elif (
+                    output.datatype == "BYTES"
+                    and array.size == 1
+                    and requested.span is None
+                    and not requested.classification
+                    and not request.reserved
+                    and type(text := array.item()) is bytes
+                    and len(text) <= INLINE_LIMIT - 4
+                ):
+                    # As often: a piece of a text.
+                    octets = len(text).to_bytes(4, "little") + text
+                    tensors.append(Tensor(name, "BYTES", list(array.shape), octets))
                 else:
                     tensors.append(self._write_requested(request, output, requested, pass_on))
                     if len(wanted) > 1:

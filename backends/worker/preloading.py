@@ -10,8 +10,10 @@ import os
 import runpy
 from typing import TYPE_CHECKING
 
+from kernel.errors import failing_as
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class PreloadFailed(Exception):
@@ -21,12 +23,12 @@ class PreloadFailed(Exception):
 def run_chosen(modules: Sequence[str], file: str) -> None:
     """Import `modules`, and run `file` ("" for none). Raises `PreloadFailed`."""
     for module in modules:
-        try:
+        with failing_as(_failure(f"'{module}' cannot be imported")):
             importlib.import_module(module)
-        except Exception as error:
-            raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
     if file:
-        try:
+        with failing_as(_failure(f"{os.path.basename(file)} failed")):
             runpy.run_path(file)
-        except Exception as error:
-            raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
+
+
+def _failure(text: str) -> Callable[[Exception], PreloadFailed]:
+    return lambda error: PreloadFailed(f"{text}: {type(error).__name__}: {error}")

@@ -1,11 +1,15 @@
 """Sends responses to the kernel: exactly one final response for each request, from any thread.
 
-The final responses of a batch are collected until the backend returns, and then sent in one message.
+The final responses of a batch are collected until the backend returns, and then sent in one message. Those that a
+coroutine sends fast, one after the other, leave together at its next `await`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
@@ -28,6 +32,12 @@ if TYPE_CHECKING:
 #: How many responses without credit a thread with an event loop may send before it has to wait, for each request.
 MAX_OVERSHOOT = 16 * wire.CREDIT_WINDOW
 
+#: A response of a coroutine that comes this soon after the one before waits for others, in nanoseconds.
+FAST_NS = 100_000
+
+#: How long the oldest one of them may wait, in nanoseconds.
+MAX_KEPT_NS = 300_000
+
 
 class BatchResponder:
     """The `Responder` of a worker's requests. Callable from any thread."""
@@ -39,7 +49,11 @@ class BatchResponder:
         send: Callable[[wire.ToKernel], None],
         reader: Callable[[], KernelMessageReader],
         reports: ReportCollector | None = None,
+        send_later: Callable[[wire.ToKernel], None] | None = None,
+        flush: Callable[[], None] | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """`send_later` lets a message wait for the next one or for `flush`; without it nothing waits."""
         #: What backends report about the requests.
         self.reports = reports or ReportCollector(send, lambda level, text: None)
         #: Called before a response is sent that is not sent with its batch.
@@ -61,6 +75,11 @@ class BatchResponder:
         #: What is called when a request has credit again, or its client has disconnected.
         self._credit_waiters: dict[int, Callable[[], object]] = {}
         self._main_thread = threading.get_ident()
+        self._send_later = send_later or send
+        self._flush = flush or _nothing
+        self._now_ns = now_ns
+        #: When a coroutine has sent a response the last time, and since when one of them waits, 0 while none does.
+        self._last_ns = self._kept_since_ns = 0
         #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}
 
@@ -299,9 +318,13 @@ class BatchResponder:
             else:
                 if final and self._held.watched:
                     self._held.ended([number], backend_returned=False)
-                self._send_response(number, final, response)
+                in_step = not final and request.loop_thread == threading.get_ident()
+                self._send_response(number, final, response, in_step=in_step)
 
-    def _send_response(self, number: int, final: bool, response: wire.ResponseMessage | None) -> None:
+    def _send_response(
+        self, number: int, final: bool, response: wire.ResponseMessage | None, *, in_step: bool = False
+    ) -> None:
+        """Send a response. `in_step`: a coroutine sends it, in the thread of its event loop."""
         on_device = self._outputs.on_device
         if on_device is not None and on_device.pending:  # outputs are complete before their response leaves
             on_device.wait()
@@ -309,12 +332,41 @@ class BatchResponder:
         if final and self.reports.pending:  # the kernel forgets the request
             self.reports.flush()
         try:
-            self._send(wire.Responded(number, final, response))
+            (self._send_in_step if in_step else self._send)(wire.Responded(number, final, response))
         except FrameTooLarge as error:
             assert response is not None
             self._outputs.free(response.outputs)
             failure = _failure(InternalError(f"the response is too long for the server: {error}"))
             self._send(wire.Responded(number, final, failure))
+
+    def _send_in_step(self, message: wire.ToKernel) -> None:
+        """Send a response of a coroutine: at once, or, if it comes fast after another one, with those that follow.
+
+        These wait in the outbox until the coroutine awaits something. One that computes instead delays them by 2 ms:
+        then the kernel looks into the outbox.
+        """
+        now_ns = self._now_ns()
+        last_ns, self._last_ns = self._last_ns, now_ns
+        if now_ns - last_ns > FAST_NS:
+            self._send(message)
+            return
+        self._send_later(message)
+        if not self._kept_since_ns:
+            try:
+                asyncio.get_running_loop().call_soon(self._flush_kept)
+            except RuntimeError:  # the event loop has ended
+                self._flush()
+                return
+            self._kept_since_ns = now_ns
+        elif now_ns - self._kept_since_ns > MAX_KEPT_NS:
+            self._flush()
+            self._kept_since_ns = now_ns
+
+    def _flush_kept(self) -> None:
+        """The coroutine waits: send what it has sent."""
+        self._kept_since_ns = 0
+        with contextlib.suppress(OSError):  # the kernel has closed the connection, which the main thread sees, too
+            self._flush()
 
     def _wait_for_credit(self, request: WorkerRequest) -> None:
         """Wait until the request has credit. A request whose client has disconnected does not wait."""
@@ -332,7 +384,7 @@ class BatchResponder:
 
 
 def _nothing() -> None:
-    """No metrics are reported."""
+    """No metrics are reported, or no message waits."""
 
 
 def _failure(error: ServingError) -> wire.ResponseMessage:

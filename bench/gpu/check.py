@@ -50,7 +50,7 @@ import msgspec  # noqa: E402 - what is missing was said above
 import psutil  # noqa: E402
 
 from bench.server import ServerProcess  # noqa: E402
-from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, DeviceMemory, cuda  # noqa: E402
+from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, CudaUnavailable, DeviceMemory, cuda  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -456,9 +456,10 @@ def forked() -> dict[str, Any]:
             devices = cuda()
             devices.free(devices.allocate(4096, 0), 0)
             os.write(writing, b"works")
-        except BaseException as error:
+        except (CudaError, CudaUnavailable) as error:
             os.write(writing, str(error).encode()[:500])
-        os._exit(0)
+        finally:  # whatever it was: the fork must not go on with what its parent does
+            os._exit(0)
     os.close(writing)
     _, status = os.waitpid(pid, 0)
     text = os.read(reading, 500).decode() or f"the fork ended with status {status}"

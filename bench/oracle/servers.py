@@ -24,6 +24,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from bench.machine import stat_fields
 from bench.oracle.responses import StepResponse, binary_text, renamed
 from bench.oracle.steps import KEY
 from bench.server import ServerProcess, free_ports, wait_for
@@ -320,7 +321,7 @@ class Triton:
 
     def _has_ended(self) -> bool:
         try:
-            wait_for(lambda: Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", 2)
+            wait_for(lambda: stat_fields(self._pid)[:1] == ["Z"], 2)
         except TimeoutError:
             return False
         return True

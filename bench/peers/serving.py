@@ -18,7 +18,7 @@ from grpclib.client import Channel
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from bench.machine import children_of
+from bench.machine import children_of, stat_fields
 from bench.peers.peer import NotInstalled, PeerEndpoint, PeerServer, ServedPeer, Setup, environment
 from bench.peers.workloads import PeerMessage, WrongResponse
 from bench.server import free_ports
@@ -161,17 +161,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _start_time(pid: int) -> str:
     """Return when a process was started, in ticks of the system; empty for one that has ended."""
-    return _stat(pid, 19)
+    return (stat_fields(pid) or [""] * 20)[19]
 
 
 def _session(leader: int) -> list[int]:
     """Return the processes of a session."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in pids if _stat(pid, 3) == str(leader)]
-
-
-def _stat(pid: int, field: int) -> str:
-    """Return a field of /proc/PID/stat, counted behind the name of the program."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field]
-    return ""
+    return [pid for pid in pids if stat_fields(pid)[3:4] == [str(leader)]]

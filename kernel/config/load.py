@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from kernel.config.generated.model_config_pb2 import DESCRIPTOR, ModelConfig
-from kernel.errors import BadConfig
+from kernel.errors import BadConfig, failing_as
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -45,9 +46,13 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
         return ModelConfig()
     error_prefix = f"failed to read text proto from {source}"
     _check_size(text, error_prefix)
-    try:
+    with failing_as(partial(_text_error, text, error_prefix), passes=BadConfig):
         return text_format.Parse(_decoded(text, error_prefix), ModelConfig())
-    except text_format.ParseError as error:
+
+
+def _text_error(text: bytes, error_prefix: str, error: Exception) -> BadConfig:
+    """Return the error for a config.pbtxt. Protobuf lets some of Python's pass, such as ValueError for an enum."""
+    if isinstance(error, text_format.ParseError):
         line, column = error.GetLine(), error.GetColumn()
         where = "" if line is None else f":{line}:{column or 1}"
         # The text of protobuf starts with the position, which `where` has already.
@@ -55,11 +60,8 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
         shown = _wrong_line(text, line, column)
         if shown and shown not in reason:  # protobuf quotes the line in some of its errors
             reason = f"{reason.rstrip('.')}, in the line: {shown}"
-        raise BadConfig(f"{error_prefix}{where}: {reason}") from None
-    except BadConfig:
-        raise
-    except Exception as error:  # protobuf lets some of Python's pass, such as ValueError for the number of an enum
-        raise BadConfig(f"{error_prefix}{_place_of_value(text, error)}: {_reason(error)}") from None
+        return BadConfig(f"{error_prefix}{where}: {reason}")
+    return BadConfig(f"{error_prefix}{_place_of_value(text, error)}: {_reason(error)}")
 
 
 def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
@@ -69,16 +71,13 @@ def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
     brackets as a list of one (as in Triton, whose protobuf reads both). Error texts start with `error_prefix`.
     """
     _check_size(text, error_prefix)
-    try:
+    # Besides its own errors, protobuf lets some of Python's pass: OverflowError for 1e999.
+    with failing_as(lambda error: BadConfig(f"{error_prefix}: {_reason(error)}"), passes=BadConfig):
         parsed = _parsed(text)
         if not isinstance(parsed, dict):
             raise BadConfig(f"{error_prefix}: expected a JSON object")
         parsed = _as_protobuf_reads(_MODEL_CONFIG, parsed)
         return json_format.ParseDict(parsed, ModelConfig())
-    except BadConfig:
-        raise
-    except Exception as error:  # besides its own, protobuf lets some of Python's pass: OverflowError for 1e999
-        raise BadConfig(f"{error_prefix}: {_reason(error)}") from None
 
 
 def _parsed(text: str | bytes) -> Any:

@@ -43,6 +43,8 @@ class GenerationStatistics:
         self.open_streams = 0
         #: Requests whose client has left before they had ended, streams and others.
         self.cancelled = 0
+        #: How often a call of a tool had begun in a text, and was none.
+        self.tool_failures = 0
         #: From the client's request to the first token of each choice.
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS, _NS_PER_S)
         #: Between two responses with tokens of one choice.
@@ -95,6 +97,12 @@ FAMILIES = (
         _COUNTER,
         "Number of requests over OpenAI's API whose client has left before they had ended",
         "cancelled",
+    ),
+    (
+        "naiad_openai_tool_parse_failures_total",
+        _COUNTER,
+        "Number of calls of tools that had begun in a text over OpenAI's API and were none, so that they stay text",
+        "tool_failures",
     ),
 )
 

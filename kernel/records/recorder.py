@@ -322,7 +322,7 @@ class Recording(ServerPart):
     async def start(self) -> None:
         """Record from now on."""
         self._kernel.record_by(self._recorder)
-        logger.info("recording requests and responses in '%s'", self._folder)
+        logger.info("the flight recorder writes requests and responses to '%s'", self._folder)
 
     def figures(self) -> RecordFigures:
         return RecordFigures(self._writer.written_count, self._writer.lost_count)

@@ -40,6 +40,9 @@ QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 #: Triton's front doors take it when the final response reaches them.
 RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
 
+#: The front door for OpenAI's API takes it when the first token of a text reaches it.
+FIRST_TOKEN = "FIRST_TOKEN"
+
 #: How many bytes of a tensor are traced.
 TRACED_BYTE_SIZE = 4096
 

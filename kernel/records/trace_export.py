@@ -23,6 +23,7 @@ from kernel.records.trace import (
     COMPUTE_INPUT_END,
     COMPUTE_OUTPUT_START,
     COMPUTE_START,
+    FIRST_TOKEN,
     QUEUE_START,
     REQUEST_END,
     REQUEST_START,
@@ -46,6 +47,8 @@ _OF_COMPUTE = {COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_E
 
 _OF_FRONT_DOORS = ("HTTP_", "GRPC_")
 
+_OF_RESPONSES = {RESPONSE_COMPLETE, FIRST_TOKEN}
+
 #: A custom activity whose name ends so begins or ends a span of its own.
 _BEGIN, _END = "_START", "_END"
 
@@ -62,7 +65,7 @@ class TraceSpan(msgspec.Struct):
     start_ns: int
     end_ns: int
     events: list[Event] = []
-    attributes: dict[str, str | int] = {}
+    attributes: dict[str, str | int | float] = {}
     error: str = ""
 
 
@@ -73,15 +76,19 @@ def spans_of(record: TraceRecord) -> list[TraceSpan]:
     times = record.pairs()
     of_model = [each for each in times if each[0] in _OF_MODEL]
     of_compute = [each for each in times if each[0] in _OF_COMPUTE]
-    of_door = [each for each in times if each[0] == RESPONSE_COMPLETE or each[0].startswith(_OF_FRONT_DOORS)]
+    of_door = [each for each in times if each[0] in _OF_RESPONSES or each[0].startswith(_OF_FRONT_DOORS)]
     found = [TraceSpan(
         record.model_name, ids.model, ids.root or ids.parent, of_model[0][1], of_model[-1][1], of_model,
         _attributes(record), record.error,
     )]  # fmt: skip
     if not record.parent_id:
         found.insert(
-            0, TraceSpan("InferRequest", ids.root, ids.parent, times[0][1], times[-1][1], of_door, {}, record.error)
-        )
+            0,
+            TraceSpan(
+                "InferRequest", ids.root, ids.parent, times[0][1], times[-1][1], of_door, _of_generation(times),
+                record.error,
+            ),
+        )  # fmt: skip
     if of_compute:
         found.append(TraceSpan("compute", ids.compute, ids.model, of_compute[0][1], of_compute[-1][1], of_compute))
     known = {*of_model, *of_compute, *of_door}
@@ -89,8 +96,20 @@ def spans_of(record: TraceRecord) -> list[TraceSpan]:
     return found
 
 
-def _attributes(record: TraceRecord) -> dict[str, str | int]:
-    attributes: dict[str, str | int] = {
+def _of_generation(times: list[Event]) -> dict[str, str | int | float]:
+    """Return what vLLM says about a generation on its span (its `SpanAttributes`), in seconds."""
+    first_ns = next((at_ns for name, at_ns in times if name == FIRST_TOKEN), None)
+    if first_ns is None:
+        return {}
+    begun_ns, ended_ns = times[0][1], times[-1][1]
+    return {
+        "gen_ai.latency.time_to_first_token": (first_ns - begun_ns) / 1e9,
+        "gen_ai.latency.e2e": (ended_ns - begun_ns) / 1e9,
+    }
+
+
+def _attributes(record: TraceRecord) -> dict[str, str | int | float]:
+    attributes: dict[str, str | int | float] = {
         "triton.model_name": record.model_name,
         "triton.model_version": record.model_version,
         "triton.trace_id": record.id,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.config.to_text import to_json
-from kernel.errors import InternalError, InvalidArgument, ServingError, Unsupported
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unsupported, failing_as, failure_logged
 from kernel.extensions import REPOSITORY_AGENTS, extension
 from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.regular_files import open_regular
@@ -186,15 +186,15 @@ class ModelAgents:
     def _load(self, name: str, model: AgentModel) -> Path:
         """Make an agent and call its `load`. Returns the folder for the next one. Blocks; raises `ServingError`."""
         kind = agent_class(name)
-        try:
+
+        def failure(error: Exception) -> ServingError:
+            logger.error("repository agent '%s' failed to load model '%s'", name, model.name, exc_info=error)
+            return InternalError(f"repository agent '{name}': {type(error).__name__}: {error}")
+
+        with failing_as(failure, passes=ServingError):
             agent = kind(model)
             self._agents.append(agent)
             chosen = agent.load()
-        except ServingError:
-            raise
-        except Exception as error:
-            logger.exception("repository agent '%s' failed to load model '%s'", name, model.name)
-            raise InternalError(f"repository agent '{name}': {type(error).__name__}: {error}") from error
         folder = model.folder if chosen is None else Path(chosen)
         if not folder.is_dir():
             raise InternalError(f"repository agent '{name}' has chosen '{folder}', which is not a folder")
@@ -256,10 +256,8 @@ class ModelAgents:
                 )  # fmt: skip
 
     def _act(self, method: Callable[[], None], action: str) -> None:
-        try:
+        with failure_logged(logger, "a repository agent of model '%s' failed in %s", self._name, action):
             method()
-        except Exception:
-            logger.exception("a repository agent of model '%s' failed in %s", self._name, action)
 
     async def _end(self) -> None:
         agents, self._agents = self._agents, []

@@ -16,7 +16,14 @@ import msgspec
 from kernel.config.check_ensemble import check_steps
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_pbtxt
-from kernel.errors import BadConfig, InvalidArgument, ModelLoadFailed, ServingError
+from kernel.errors import (
+    BadConfig,
+    InternalError,
+    InvalidArgument,
+    ModelLoadFailed,
+    ServingError,
+    failing_as,
+)
 from kernel.file_threads import in_file_thread
 from kernel.repository.local import read_config
 from kernel.serving.catalog import ModelState, model_identifier
@@ -361,9 +368,10 @@ def parts_by_name(
     for folder in folders:
         path = folder.config_path(config_name)
         try:
-            content = b"" if path is None else read(path)
-            parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
-        except Exception:  # as above
+            with failing_as(lambda error: InternalError(str(error)), passes=ServingError):
+                content = b"" if path is None else read(path)
+                parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
+        except ServingError:  # as above
             continue
         if parts:
             found[folder.name] = parts

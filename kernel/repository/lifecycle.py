@@ -7,17 +7,20 @@ ready, and stay if the new ones fail. Different models load at the same time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernel.background import BackgroundTasks
 from kernel.config.model_parameters import model_parameters
-from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable, failing_as
 from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.load_failures import (
+    UnexpectedFailure,
     all_loaded,
     log_failure,
     log_not_found,
@@ -211,18 +214,23 @@ class Lifecycle(ServerPart):
         if not self.settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
+    def load_for_rollout(self, name: str, ended: Callable[[str], None]) -> bool:
         """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.ModelLoads`."""
         if not self.settings.explicit:
-            return
+            if not self.settings.poll_s:
+                ended("with --model-control-mode=none the server loads versions only at its start")
+            return False
 
         async def load() -> None:
             try:
                 await self.load(name)
             except ServingError as error:
-                failed(error.message)
+                ended(error.message)
+            else:
+                ended("")
 
         self.background.start(load())
+        return True
 
     # ---- loading -----------------------------------------------------------------------------
 
@@ -270,11 +278,9 @@ class Lifecycle(ServerPart):
     async def _load_guarded(self, folder: ModelFolder, request: LoadRequest) -> None:
         """Load a model. Raises only `ServingError`: whatever happens to one model must not end the work on others."""
         try:
-            await self._load(folder, request)
-        except ServingError:
-            raise
-        except Exception as error:
-            failure = unexpected_failure(folder.identifier, error)
+            with failing_as(partial(unexpected_failure, folder.identifier), passes=ServingError):
+                await self._load(folder, request)
+        except UnexpectedFailure as failure:
             self._mark_broken(folder, failure, request.config_override, is_model=False)
             raise ModelLoadFailed(f"load failed for model '{folder.identifier}': {failure.message}\n") from failure
 
@@ -322,10 +328,28 @@ class Lifecycle(ServerPart):
         for line in source.warnings(config):
             logger.warning("model '%s': %s", identifier, line)
         self._catalog.set_broken(identifier, None)
-        await self._load_versions(opened, versions, request)
-        self._sources[identifier] = folder if request.files is None else None
+        trials = self._trials_for_later(folder, versions, request)
+        await self._load_versions(opened, [each for each in versions if each not in trials], request)
+        self._sources[identifier] = folder if request.files is None and not trials else None
+        if trials:
+            self.background.start(self._load_trials(folder))
         if config.HasField("ensemble_scheduling"):
             await self._composition.track(folder, config, request)
+
+    def _trials_for_later(self, folder: ModelFolder, versions: list[int], request: LoadRequest) -> list[int]:
+        """Return the versions on trial that the others, of which none serves yet, do not wait for.
+
+        A server that was killed while such a version loads serves the stable one as soon as that is possible.
+        """
+        if folder.identifier in self._loaded or request.config_override is not None or request.files is not None:
+            return []
+        trials = [version for version in versions if self.traffic_files.only_trials(folder.name, [version])]
+        return trials if len(trials) < len(versions) else []
+
+    async def _load_trials(self, folder: ModelFolder) -> None:
+        """Load what a load has left out, unless the model is unloaded first."""
+        with contextlib.suppress(ServingError):  # it is in the log, and in the state of the rollout
+            await self.load_model(folder, LoadRequest())
 
     def _mark_broken(
         self, folder: ModelFolder, error: BaseException, override: str | None, *, is_model: bool = True

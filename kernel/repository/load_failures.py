@@ -69,13 +69,17 @@ def note_failure(
     return ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
 
 
-def unexpected_failure(identifier: str, error: Exception) -> ServingError:
+class UnexpectedFailure(InternalError):
+    """The load of a model has failed by an exception that no code expects."""
+
+
+def unexpected_failure(identifier: str, error: Exception) -> UnexpectedFailure:
     """Log an exception that no code expects, and return the error of the model's load: other models are not affected.
 
     It is a bug, or a file or a library does what was never seen.
     """
     _failures.log(f"model '{identifier}'", "the load of '%s' has failed", identifier, exc_info=error)
-    return InternalError(f"unexpected {type(error).__name__}: {limited(str(error), MAX_TEXT_BYTE_SIZE)}")
+    return UnexpectedFailure(f"unexpected {type(error).__name__}: {limited(str(error), MAX_TEXT_BYTE_SIZE)}")
 
 
 def poll_failed(name: str, reason: ServingError | str) -> ServingError:

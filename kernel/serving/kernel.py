@@ -6,6 +6,7 @@ One call resolves a request to a model version, checks it, places its inputs and
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from kernel.errors import (
     ServerStopping,
     ServingError,
     Unavailable,
+    failing_as,
 )
 from kernel.loop.cancellations import Cancellations
 from kernel.observe.internal_errors import unexpected_error
@@ -255,7 +257,7 @@ class Kernel:
                 second.receive(request, model)
             (model.entrance or model).submit(request)
         except Exception as error:
-            self._refuse(request, error)
+            request.refuse(_submission_error(request, error))
             return
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.count_in(budget)
@@ -266,14 +268,15 @@ class Kernel:
         Its inputs are inline, and no output goes to a region of a client.
         """
         try:
-            if self.stopping:
-                raise ServerStopping(request.id)
-            request.received_ns = self._clock.now_ns()
-            validate(request, model.spec)  # the version may have another signature than the client's
-            self._inputs.place_large(request, model, None)
-            model.submit(request)
-        except Exception as error:
-            self._refuse(request, error)
+            with failing_as(partial(_submission_error, request), passes=ServingError):
+                if self.stopping:
+                    raise ServerStopping(request.id)
+                request.received_ns = self._clock.now_ns()
+                validate(request, model.spec)  # the version may have another signature than the client's
+                self._inputs.place_large(request, model, None)
+                model.submit(request)
+        except ServingError as error:
+            request.refuse(error)
             return
         if not request.dispatched and not request.finished:
             request.count_in(self._budget)
@@ -312,12 +315,6 @@ class Kernel:
         self._budget.used_byte_size -= request.byte_size  # it is counted again if it has to be queued
         request.budget = None
         self.submit(request, admitted=True)
-
-    def _refuse(self, request: Request, error: Exception) -> None:
-        """Respond why `request` is not queued."""
-        if not isinstance(error, ServingError):
-            error = unexpected_error(f"the submission of a request to model '{request.model_name}'", error)
-        request.refuse(error)
 
     def _switch_traces(self, on: bool) -> None:
         self.traces = on or self.recorder is not None
@@ -440,6 +437,12 @@ class Kernel:
         self.waiting.fail_all(error)
         for model in self.catalog.executing_models():
             model.abandon(error)
+
+
+def _submission_error(request: Request, error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return error
+    return unexpected_error(f"the submission of a request to model '{request.model_name}'", error)
 
 
 class NoRepository:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import DeadlineTooNear, InternalError, NoInstanceInTime, ServingError
+from kernel.errors import DeadlineTooNear, InternalError, NoInstanceInTime, ServingError, failing_as
 from kernel.loop.cancellations import Cancellations
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
@@ -174,13 +174,12 @@ class Model:
 
     def start(self) -> None:
         """Start the scheduler. Raises `ServingError` if the scheduler fails before it waits for its first event."""
-        try:
+        with failing_as(self._not_started, passes=ServingError):
             self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
-        except ServingError:
-            raise
-        except Exception as error:
-            logger.exception("the scheduler of model '%s' cannot start", self.name)
-            raise InternalError(f"the scheduler of model '{self.name}' cannot start: {error}") from error
+
+    def _not_started(self, error: Exception) -> ServingError:
+        logger.error("the scheduler of model '%s' cannot start", self.name, exc_info=error)
+        return InternalError(f"the scheduler of model '{self.name}' cannot start: {error}")
 
     def submit(self, request: Request) -> None:
         """Queue a checked request, and own it from now on. Raises `ServingError` if no scheduler runs.
@@ -345,7 +344,7 @@ class Model:
             request.fail(InternalError(failure))
         try:
             self.start()
-        except Exception:
+        except ServingError:
             logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
             self._failure = InternalError(failure)
 

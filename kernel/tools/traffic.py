@@ -177,8 +177,12 @@ def shadow_text(found: dict[str, Any]) -> str:
     if rows:
         head = ("Output", "Compared", "Different", "Distance p50", "p90", "p99", "largest")
         lines.append(table_text(head, rows))
-    lines += [f"worst: {each['why']}\n" for each in found["worst"][:5]]
+    lines += [f"worst: {each['why']}{_distance(each['distance'])}\n" for each in found["worst"][:5]]
     return "".join(lines)
+
+
+def _distance(distance: float | None) -> str:
+    return "" if distance is None else f", {distance:.3g} times the tolerance"
 
 
 def feedback_text(found: dict[str, Any]) -> str:
@@ -315,7 +319,10 @@ def history(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(pretty_json(found))
         return
-    rows = [(each["time"], each["by"], _weights(each["rule"]), each["reason"]) for each in found]
+    rows = [
+        (each["time"], each["by"], _weights(each["rule"]), each["reason"] or _changed(each["rule"], former))
+        for each, former in zip(found, [*(each["rule"] for each in found[1:]), None], strict=True)
+    ]
     typer.echo(table_text(("Time", "By", "Weights", "Reason"), rows), nl=False)
 
 
@@ -363,6 +370,13 @@ def _weights(rule: dict[str, Any] | None) -> str:
     return " ".join(f"{target}={weight}" for target, weight in rule.get("weights", {}).items()) or "-"
 
 
+def _changed(rule: dict[str, Any] | None, former: dict[str, Any] | None) -> str:
+    """Return which members of the rule have changed, of a change that somebody has made without a reason."""
+    if rule is None or former is None:
+        return ""
+    return ", ".join(name for name in _EMPTY if rule.get(name) != former.get(name))
+
+
 def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
     """Ask a server and print where the rollout is. Returns the exit code. Raises `BadOption`."""
     found = _call(url, model, path, body)
@@ -380,13 +394,19 @@ def rollout_text(model: str, found: dict[str, Any]) -> str:
     lines = [
         f"{model}: version {found['candidate']} in place of {found['stable']}: {found['described']}, "
         f"{found['seconds_in_phase']:g} s\n",
-        f"why: {reason_text(found['reason'], found.get('by', ''))}\n",
+        f"reason: {reason_text(found['reason'], found.get('by', ''))}\n",
     ]
-    if found["verdict"] is not None:
-        lines.append(f"now: {found['verdict']['decision']}: {found['verdict']['sentence']}\n")
+    verdict = found["verdict"]
+    if found["phase"] in ("loading", "step", "paused") and verdict is not None:
+        lines.append(f"verdict: {verdict['decision']}\n")
+        lines += [f"  {sentence}\n" for sentence in verdict["sentence"].split("; ")]
     rows = [
-        (name, f"{each['candidate_bad']} of {each['candidate']}", f"{each['stable_bad']} of {each['stable']}")
+        (
+            name,
+            f"{each['candidate_bad']} of {each['candidate']}",
+            "-" if name == "outputs" else f"{each['stable_bad']} of {each['stable']}",
+        )
         for name, each in found["guards"].items()
     ]
-    lines.append(table_text(("Guard", f"Version {found['candidate']}", f"Version {found['stable']}"), rows))
+    lines.append(table_text(("Bad events", f"Version {found['candidate']}", f"Version {found['stable']}"), rows))
     return "".join(lines)

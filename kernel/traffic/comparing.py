@@ -195,7 +195,7 @@ def _distance_of_order(a: Any, b: Any, top: int, relative: float, absolute: floa
         order, other = (np.argsort(-part.astype(np.float64), axis=1, kind="stable")[:, :top] for part in (mine, its))
         first, second = (np.take_along_axis(mine, places, axis=1) for places in (order, other))
         distances = np.where(order == other, 0.0, _distances(first, second, relative, absolute))
-        broken = np.isnan(mine.astype(np.float64)).any(axis=1) != np.isnan(its.astype(np.float64)).any(axis=1)
+        broken = np.isnan(mine.astype(np.float64)).sum(axis=1) != np.isnan(its.astype(np.float64)).sum(axis=1)
         distances[broken] = np.inf
         row, place = np.unravel_index(int(distances.argmax()), distances.shape)
         if distances[row, place] > largest:
@@ -233,7 +233,8 @@ def _distance_of_classes(data: bytes | memoryview, its: bytes | memoryview, rule
             continue
         a, b = float(score), float(its_score)
         allowed = absolute + relative * abs(a)
-        distance = 0.0 if a == b else abs(a - b) / allowed if allowed else math.inf
+        same = a == b or (math.isnan(a) and math.isnan(b))
+        distance = 0.0 if same else abs(a - b) / allowed if allowed else math.inf
         if distance > largest or math.isnan(distance):
             largest = math.inf if math.isnan(distance) else distance
             text = f"place {place + 1} is {two[:60]!r}, and {one[:60]!r} with the version that the client has"

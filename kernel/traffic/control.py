@@ -111,6 +111,8 @@ class _ModelTraffic:
         self.route: TrafficRoute | None = None
         #: The last shadow, also if it gets nothing any more: people look at what it has found.
         self.shadow: Shadow | None = None
+        #: What the target of the shadow named when it began.
+        self.shadow_means = ("", "")
         #: The last one, also if nobody reports rewards any more.
         self.feedback: Feedback | None = None
         #: By model and version.
@@ -362,7 +364,10 @@ class Traffic:
                 if kept["rollout"] is not None:
                     self.rollouts.restore(name, kept["rollout"])
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgument(f"it is not what the server has written: {error}") from None
+            raise InvalidArgument(
+                f"traffic.json in the state directory is not what the server has written: {error}. Restore it, or "
+                "remove it to begin without the rules and rollouts of clients"
+            ) from None
 
     # ---- the rest ------------------------------------------------------------------------------------
 
@@ -415,6 +420,8 @@ class Traffic:
         if self.keeper is not None:
             self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)
+        if name not in self._catalog.identifiers():  # at the start of the server: its versions come later
+            return
         for state in () if traffic.route is None else traffic.route.states():
             if state.trouble:
                 logger.warning("model '%s': target '%s' gets no requests: %s", name, state.text, state.trouble)
@@ -468,8 +475,10 @@ class Traffic:
     def _set_shadow(self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None) -> Shadow | None:
         """Return the shadow for a rule: the one that is there, if nothing of it changes. Another one counts anew."""
         found, wanted = traffic.shadow, None if settings is None else settings.shadow
+        means = ("", "") if settings is None or wanted is None else settings.target(wanted.to)
         if found is not None and not found.closed:
-            if settings is not None and (found.settings, found.outputs) == (wanted, settings.outputs):
+            same = settings is not None and (found.settings, found.outputs) == (wanted, settings.outputs)
+            if same and means == traffic.shadow_means:
                 return found
             found.close()
         if wanted is None or settings is None or self.shadow_parts is None:
@@ -478,7 +487,7 @@ class Traffic:
             found.forget()
         shadow = Shadow(wanted, settings.outputs, self._clock, self.shadow_parts, self._draw)
         shadow.observer = functools.partial(self.rollouts.compared, name)
-        traffic.shadow = shadow
+        traffic.shadow, traffic.shadow_means = shadow, means
         return shadow
 
 

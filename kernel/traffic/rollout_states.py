@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Percent of the requests, ascending.
 STEPS = (1, 5, 25, 50, 100)
 
+#: The most characters of the reason of a state.
+MOST_REASON = 4000
+
 _Version = Annotated[int, msgspec.Meta(ge=0)]
 
 _Steps = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=100)], ...], msgspec.Meta(min_length=1, max_length=50)]
@@ -232,7 +235,7 @@ def described(state: RolloutState) -> str:
 
 def reason_text(reason: str, by: str) -> str:
     """Return why a rollout is in its state. `by` is who has brought it there; "" if it is nobody, or is not shown."""
-    return f"{reason} by {by}" if by else reason
+    return f"{reason} by {by}".lstrip() if by else reason
 
 
 def _loading(state: RolloutState, look: Look) -> RolloutState:
@@ -260,6 +263,8 @@ def _aborted(state: RolloutState, now_ns: int, reason: str) -> RolloutState:
 def _at(
     state: RolloutState, phase: Phase, now_ns: int, reason: str, *, step: int | None = None, by: str = ""
 ) -> RolloutState:
+    # A reason may be what a model has raised: of any length, with characters that no file can have.
+    reason = reason[:MOST_REASON].encode(errors="replace").decode()
     return msgspec.structs.replace(
         state, phase=phase, since_ns=now_ns, reason=reason, step=state.step if step is None else step, by=by,
         pauses=False,

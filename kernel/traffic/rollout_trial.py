@@ -14,6 +14,8 @@ from kernel.errors import ErrorCode, ExecutionTimeout, NoInstanceInTime, Sequenc
 from kernel.traffic.verdicts import GUARDS, BadEvents, Counts, Guard, GuardVerdict, judge, together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.errors import ServingError
     from kernel.observe.execution_reports import ExecutionTimes
     from kernel.serving.batch import Batch
@@ -33,6 +35,9 @@ _ALONE = Guard("errors", 0.35, at_most=0.01, events="requests")
 
 #: The same where nothing is known of the stable version, after a restart at 100 %: more stops, between both is unsure.
 _ALONE_UNKNOWN = 0.1
+
+#: A counter that has grown by more since the last look, 200 ms before, counts no requests.
+MOST_ADDED = 1e7
 
 #: `verdicts.evidence_above` compares with shares that are more than one and a half times as large: of more than this
 #: bound nothing stops.
@@ -70,9 +75,10 @@ class RolloutTrial:
         return Guard(name, GUARDS["outputs"].part / len(self.metrics), ratio=2.0, event=event)
 
     def begin_step(self, share: int) -> None:
-        """Count for a new share of the candidate, in percent."""
+        """Count for a share of the candidate, in percent. The same share goes on with the keys that were counted."""
+        if share != self._share:
+            self._seen.clear()
         self._share, self.requests = share, 0
-        self._seen.clear()
         if 0 < share < 100:
             for counts in self._counts.values():
                 # People may pause and resume as often as they like: the same share goes on.
@@ -103,9 +109,11 @@ class RolloutTrial:
         last = self._values.get((name, side))
         self._values[name, side] = value
         counts = self._counts[_METRIC + name]
-        if last is None or value <= last or not counts.bad or not 0 < self._share < 100:
+        if last is None or not counts.bad or not 0 < self._share < 100:
             return
-        more = round(value - last)
+        if not 0 < (more := value - last) < MOST_ADDED:  # a model may add infinity or NaN, too
+            return
+        more = round(more)
         counts.bad[-1].candidate += more if side == "candidate" else 0
         counts.bad[-1].stable += more if side == "stable" else 0
 
@@ -128,8 +136,8 @@ class RolloutTrial:
     def _count(self, name: str, side: Side, bucket: int, *, bad: bool) -> None:
         if self._share == 100:
             if name == "errors" and side == "candidate":
-                self._alone.candidate += 1
-                self._alone.bad[0].candidate += bad
+                self._alone.candidate += self._is_new(name, side, bucket, bad=False)
+                self._alone.bad[0].candidate += bad and self._is_new(name, side, bucket, bad=True)
             return
         counts = self._counts.get(name)
         if counts is None or not counts.bad or not self._share:
@@ -152,25 +160,11 @@ class RolloutTrial:
 
     def verdict(self) -> GuardVerdict | None:
         """Return what the guards say; None before the first event."""
-        if self._share == 100 and self._alone.candidate:
-            return self._alone_verdict()
+        if self._share == 100:
+            return judge_alone(self._alone, self._counts.get("errors")) if self._alone.candidate else None
         if not any(counts.candidate for counts in self._counts.values()):
             return None
         return together([judge(guard, self._counts[guard.name]) for guard in self._guards])
-
-    def _alone_verdict(self) -> GuardVerdict:
-        """Return the verdict at a share of 100 %. Without an earlier step it is no success if that is not sure."""
-        errors = self._counts.get("errors")
-        if errors is not None and errors.stable:
-            bound = 2 * (errors.stable_bad + 3) / (errors.stable + 3)  # few requests say little
-            bound = min(_MOST_BOUND, max(_ALONE.at_most or 0, bound))
-            found = judge(msgspec.structs.replace(_ALONE, at_most=bound), self._alone)
-            return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
-        found = judge(_ALONE, self._alone)
-        if found.decision != "stop":
-            return found
-        above = judge(msgspec.structs.replace(_ALONE, at_most=_ALONE_UNKNOWN), self._alone)
-        return above if above.decision == "stop" else GuardVerdict("inconclusive", found.sentence)
 
     def figures(self) -> dict[str, dict[str, int]]:
         """Return the counts of both sides by guard."""
@@ -185,15 +179,36 @@ class RolloutTrial:
         }
 
 
+def judge_alone(alone: Counts, before: Counts | None) -> GuardVerdict:
+    """Return the verdict at a share of 100 %, where the errors of the candidate are in `alone`.
+
+    `before` has those of both versions in the steps before. Without such a step it is no success if that is not sure.
+    """
+    if before is not None and before.stable:
+        bound = 2 * (before.stable_bad + 3) / (before.stable + 3)  # few requests say little
+        bound = min(_MOST_BOUND, max(_ALONE.at_most or 0, bound))
+        found = judge(msgspec.structs.replace(_ALONE, at_most=bound), alone)
+        return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
+    found = judge(_ALONE, alone)
+    if found.decision != "stop":
+        return found
+    above = judge(msgspec.structs.replace(_ALONE, at_most=_ALONE_UNKNOWN), alone)
+    return above if above.decision == "stop" else GuardVerdict("inconclusive", found.sentence)
+
+
 class SideObserver:
     """Gives the executions of one version to a trial. A `kernel.observe.statistics.ExecutionObserver`."""
 
-    def __init__(self, trial: RolloutTrial, side: Side) -> None:
+    def __init__(self, trial: RolloutTrial, side: Side, is_comparable: Callable[[], bool]) -> None:
+        """`is_comparable` returns whether both versions get their shares now: else nothing can be said of them."""
         self._trial = trial
         self._side: Side = side
+        self._is_comparable = is_comparable
 
     def executed(self, batch: Batch, times: ExecutionTimes) -> None:
         """Take the requests of a batch that have not failed."""
+        if not self._is_comparable():
+            return
         duration_ns = times.compute_end_ns - times.compute_start_ns
         for request in batch.requests:
             if not request.failed and (bucket := bucket_of_client(request)) >= 0:
@@ -201,12 +216,12 @@ class SideObserver:
 
     def composed(self, request: Request, duration_ns: int) -> None:
         """Take a request that an ensemble has executed."""
-        if (bucket := bucket_of_client(request)) >= 0:
+        if (bucket := bucket_of_client(request)) >= 0 and self._is_comparable():
             self._trial.executed(self._side, bucket, duration_ns)
 
     def failed(self, request: Request, error: ServingError) -> None:
         """Take a request that has failed, if that is the fault of the version."""
-        if is_fault(error) and (bucket := bucket_of_client(request)) >= 0:
+        if is_fault(error) and (bucket := bucket_of_client(request)) >= 0 and self._is_comparable():
             self._trial.failed(self._side, bucket)
 
 

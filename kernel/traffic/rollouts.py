@@ -28,12 +28,13 @@ from kernel.traffic.rollout_states import (
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
 from kernel.traffic.route import why_not_compared
 from kernel.traffic.settings import ShadowSettings
+from kernel.traffic.verdicts import GuardVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Alarm, Clock
-    from kernel.serving.catalog import Catalog
+    from kernel.serving.catalog import Catalog, VersionEntry
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.traffic.rollout_trial import Side
@@ -43,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 #: How often the candidates are looked at.
 LOOK_NS = 200_000_000
+
+#: Time counts for a candidate that hangs up to this between two looks, in nanoseconds.
+_MOST_PASSED_NS = 1_000_000_000
 
 #: How many requests of a version that cannot execute them fail in one piece of work, and the time between two.
 _FAILED_AT_ONCE = 64
@@ -66,10 +70,11 @@ class RuleSetter(Protocol):
 class ModelLoads(Protocol):
     """Loads a candidate. Implemented by `kernel.repository.lifecycle.Lifecycle`."""
 
-    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
-        """Load what is new of a model where clients decide what is loaded; else the next poll loads it.
+    def load_for_rollout(self, name: str, ended: Callable[[str], None]) -> bool:
+        """Load what is new of a model where clients decide what is loaded; else the next poll does, and False is
+        returned.
 
-        `failed` is called with the reason if that fails.
+        `ended` is called at the end, with the reason if the load has failed, else with "".
         """
 
 
@@ -83,8 +88,15 @@ class _Rollout:
         #: The versions that are observed.
         self.models: tuple[Model | None, Model | None] = (None, None)
         self.deaths = self.timeouts = 0
-        #: How often the candidate had ended an execution, and since when that has not changed while it had requests.
-        self.progress, self.progress_ns = -1, 0
+        #: The generation of the catalog in which both versions get their shares; -1 while one of them cannot.
+        self.comparable = -1
+        #: How often the candidate had ended an execution, the responses of requests that go on, and how long neither
+        #: has changed while it had requests.
+        self.progress, self.without_progress_ns = (-1, 0), 0
+        #: When it was looked at.
+        self.looked_ns = 0
+        #: The failed load before the rollout, while the candidate is loaded again.
+        self.former_failure: VersionEntry | None = None
 
 
 class Rollouts:
@@ -126,13 +138,24 @@ class Rollouts:
         self._rollouts[name] = _Rollout(state, sticky=sticky)
         self._enter(name, by)
         if self._candidate(name, state) is None and self._loads is not None:
-            rollout = self._rollouts[name]
-
-            def failed(reason: str) -> None:
-                rollout.load_error = reason
-
-            self._loads.load_for_rollout(name, failed)
+            self._load(name, self._rollouts[name], self._loads)
         self._look(name)
+
+    def _load(self, name: str, rollout: _Rollout, loads: ModelLoads) -> None:
+        """Load the candidate. What its last load has said counts only if this one changes nothing."""
+        former = self._catalog.entry(name, rollout.state.candidate)
+        if former is not None and former.state is ModelState.LOADING:
+            return
+        rollout.former_failure = former
+
+        def ended(reason: str) -> None:
+            rollout.former_failure = None
+            if not reason and self._catalog.entry(name, rollout.state.candidate) is None:
+                reason = f"the repository has no version {rollout.state.candidate} of model '{name}'"
+            rollout.load_error = reason
+
+        if not loads.load_for_rollout(name, ended):
+            rollout.former_failure = None
 
     def command(self, name: str, action: str, by: str) -> None:
         """Pause, resume, promote or abort a rollout. Raises `InvalidArgument`."""
@@ -148,7 +171,7 @@ class Rollouts:
         rollout = self._rollouts.get(name)
         if rollout is None:
             return None
-        state, verdict = rollout.state, rollout.trial.verdict()
+        state, verdict = rollout.state, _verdict(rollout)
         return {
             "phase": state.phase,
             "described": described(state),
@@ -220,9 +243,11 @@ class Rollouts:
     # ---- looks ---------------------------------------------------------------------------------------
 
     def _ring(self) -> None:
-        for name in list(self._rollouts):
-            self._look(name)
-        self._set_alarm()
+        try:
+            for name in list(self._rollouts):
+                self._look(name)
+        finally:  # whatever is wrong with one rollout, they are looked at again
+            self._set_alarm()
 
     def _set_alarm(self) -> None:
         if any(each.state.active for each in self._rollouts.values()):
@@ -247,7 +272,7 @@ class Rollouts:
                 trouble = f"the candidate has ended no execution for {state.settings.hang_s:g} s"
         look = Look(
             now_ns, candidate is not None, rollout.load_error or self._load_error(name, state), trouble,
-            rollout.trial.verdict(), rollout.trial.requests,
+            _verdict(rollout), rollout.trial.requests,
         )  # fmt: skip
         after = looked(state, look)
         if after is state:
@@ -277,6 +302,8 @@ class Rollouts:
         entry = self._catalog.entry(name, state.candidate)
         if entry is None or entry.state is not ModelState.UNAVAILABLE or entry.reason == UNLOADED:
             return ""
+        if entry is self._rollouts[name].former_failure:
+            return ""
         return entry.reason
 
     def _trouble(self, rollout: _Rollout, candidate: Model) -> str:
@@ -291,11 +318,15 @@ class Rollouts:
 
     def _hangs(self, rollout: _Rollout, candidate: Model, now_ns: int) -> bool:
         statistics = candidate.statistics
-        progress = statistics.execution_count + statistics.fail.count
+        responses = sum(each.response_count for each in candidate.live.instance_of) if statistics.decoupled else 0
+        progress = (statistics.execution_count + statistics.fail.count, responses)  # a stream may take minutes
+        passed_ns, rollout.looked_ns = now_ns - rollout.looked_ns, now_ns
         if progress != rollout.progress or not candidate.in_flight:
-            rollout.progress, rollout.progress_ns = progress, now_ns
+            rollout.progress, rollout.without_progress_ns = progress, 0
             return False
-        return now_ns - rollout.progress_ns >= rollout.state.settings.hang_s * 1e9
+        # A server that was stopped itself, or whose clock has jumped, has not seen what the candidate has done.
+        rollout.without_progress_ns += min(passed_ns, _MOST_PASSED_NS)
+        return rollout.without_progress_ns >= rollout.state.settings.hang_s * 1e9
 
     def _observe(self, name: str, rollout: _Rollout, candidate: Model | None) -> None:
         """Count the executions of the versions as they are now: each can have been loaded again."""
@@ -303,20 +334,28 @@ class Rollouts:
             stable = self._catalog.resolve(name, str(rollout.state.stable))
         except ServingError:
             stable = None
+        compared = candidate is not None and (stable is not None or rollout.state.share == 100)
+        rollout.comparable = self._catalog.generation if compared else -1
         if rollout.models == (stable, candidate):
             return
         self._unobserve(rollout)
         rollout.models = stable, candidate
         rollout.trial.forget_metrics()
+
+        def is_comparable() -> bool:  # until the next look after a change of the catalog nobody knows
+            return self._catalog.generation == rollout.comparable
+
         if stable is not None:
-            stable.statistics.observer = SideObserver(rollout.trial, "stable")
+            stable.statistics.observer = SideObserver(rollout.trial, "stable", is_comparable)
         if candidate is not None:
-            candidate.statistics.observer = SideObserver(rollout.trial, "candidate")
+            candidate.statistics.observer = SideObserver(rollout.trial, "candidate", is_comparable)
             rollout.deaths = candidate.statistics.workers_lost
             rollout.timeouts = candidate.statistics.execution_timeouts
 
     def _read_metrics(self, rollout: _Rollout) -> None:
         """Count what the versions have added to the counters that guards look at."""
+        if rollout.comparable < 0:
+            return
         sides: tuple[Side, Side] = ("stable", "candidate")
         for side, model in zip(sides, rollout.models, strict=True):
             if model is not None:
@@ -340,13 +379,15 @@ class Rollouts:
         if not state.active:
             self._unobserve(rollout)
         share = state.share
-        text = "rollout of version %d of model '%s': %s. %s; version %d gets %d %%, version %d %d %%"
-        level = logging.ERROR if state.phase == "aborted" else logging.INFO
-        logger.log(
-            level, text, state.candidate, name, described(state), reason_text(state.reason, state.by),
-            state.candidate, share, state.stable, 100 - share,
-        )  # fmt: skip
+        text = "rollout of version %d of model '%s': %s; version %d gets %d %%, version %d %d %%"
+        reason = reason_text("" if described(state).startswith(state.reason) else state.reason, state.by)
+        what = ". ".join(filter(None, (described(state), reason)))
+        # What the server stops needs somebody; what a person has stopped does not.
+        level = logging.ERROR if state.phase == "aborted" and not state.by else logging.INFO
+        logger.log(level, text, state.candidate, name, what, state.candidate, share, state.stable, 100 - share)
         self._rules.use_for_rollout(name, rule_for(state, self._rules.rule_of(name)), by)
+        if state.active:
+            self._observe(name, rollout, self._candidate(name, state))
         self._set_alarm()
 
     def _stable_of(self, name: str, rule: TrafficSettings, candidate: int) -> int:
@@ -364,6 +405,14 @@ class Rollouts:
                 f"model '{name}' has no version below {candidate} that is READY: name the stable version"
             )
         return below[-1]
+
+
+def _verdict(rollout: _Rollout) -> GuardVerdict | None:
+    """Return what the guards say; None before the first event. Without the stable version they can say nothing."""
+    state = rollout.state
+    if state.phase in ("step", "paused") and state.share < 100 and rollout.models[0] is None:
+        return GuardVerdict("inconclusive", f"version {state.stable} is not READY: there is nothing to compare with")
+    return rollout.trial.verdict()
 
 
 def counter_value(model: Model, name: str) -> float:
@@ -387,7 +436,8 @@ def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
     """Return the traffic rule of a model for the state of its rollout. Labels that are not its own stay. Pure."""
     stable, candidate = state.stable, state.candidate
     if state.phase == "done":
-        labels: dict[str, Any] = {"stable": candidate, "previous": stable}
+        # Clients that name `canary`, and rules that lead to it, must not fail because it has become the stable version.
+        labels: dict[str, Any] = {"stable": candidate, "canary": candidate, "previous": stable}
         weights = {"stable": 1}
     else:
         labels, weights = {"stable": stable, "canary": candidate}, {"stable": 100 - state.share, "canary": state.share}

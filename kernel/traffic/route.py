@@ -181,6 +181,12 @@ class TrafficRoute:
 
         `request` has the sequence; the rules look at the request of the client. Raises `ServingError`.
         """
+        model = self._version_for_parent(request, parent)
+        if self._shadow is not None:
+            self._shadow.is_used(model)
+        return model
+
+    def _version_for_parent(self, request: Request, parent: Request) -> Model:
         if self._generation != self._catalog.generation:
             self._resolve()
         if self._with_sequences and request.correlation_id and (owner := self._owner_of(request)) is not None:
@@ -268,7 +274,13 @@ class TrafficRoute:
         """Let the shadow's target get copies, or say why it cannot."""
         found = self._find(shadow.settings.to)
         self.shadow_trouble = found if isinstance(found, str) else why_not_compared(found.model.spec, shadow.outputs)
-        shadow.aim(None if self.shadow_trouble or isinstance(found, str) else found.model)
+        if self.shadow_trouble or isinstance(found, str):
+            shadow.aim(None)
+            return
+        model = found.model
+        others = [target.model for _, target in self._shares] + [target.model for _, target in self._matchers]
+        # Requests that name another model do not come by this rule.
+        shadow.aim(model, only_copies=model.name == self._name and model not in others)
 
     def _find(self, text: str) -> ResolvedTarget | str:
         """Return what a label or number means, or why that takes no requests."""

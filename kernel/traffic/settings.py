@@ -49,7 +49,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Version = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class LabelTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LabelTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a label names where that is not a version of the same model."""
 
     model: _Text
@@ -57,7 +57,7 @@ class LabelTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: _Version | None = None
 
 
-class MatchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"values": "is"}):
+class MatchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename={"values": "is"}):
     """Sends requests to a target: those with a header or a parameter, or those of sequences. One of three is given."""
 
     #: A label or the number of a version.
@@ -190,7 +190,11 @@ def is_key(text: str) -> bool:
 
 
 def _check(settings: TrafficSettings) -> None:
-    if (byte_size := len(msgspec.json.encode(settings))) > MOST_BYTE_SIZE:
+    try:
+        byte_size = len(msgspec.json.encode(settings))
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a text of the traffic rule is no Unicode: {error.reason}") from None
+    if byte_size > MOST_BYTE_SIZE:
         raise InvalidArgument(f"a traffic rule may have {MOST_BYTE_SIZE} bytes in JSON, and this one has {byte_size}")
     for label in settings.labels:
         if LABEL.fullmatch(label) is None:

@@ -5,6 +5,8 @@ inputs in place and a client may use its memory again. The copy is submitted aft
 shadow has an idle instance and no request of a client waits for the version that serves them. Until it is compared, a
 pair counts in the memory budget of the server and in limits of its own; what is beyond them is dropped and counted.
 
+A version that gets nothing but copies has only the processor time that nobody else wants, where the system allows that.
+
 Not compared: requests of sequences, those with tensors in regions of clients, which a client may change at any time,
 and responses of the cache, which say nothing about the version that would have executed the request: one wrong response
 would count as often as it is asked for. The shadow neither reads nor writes the cache.
@@ -32,6 +34,7 @@ from kernel.traffic.comparing import (
     encode_arguments,
 )
 from kernel.traffic.rollout_trial import bucket_of_client, is_fault
+from kernel.traffic.shadow_priority import TargetPriority
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.response import Response, ResponseReceiver
     from kernel.traffic.settings import OutputRule, ShadowSettings
+    from kernel.traffic.shadow_priority import ShadowPriority
     from shm.blocks import ByteBudget
 
 #: The most bytes of the inputs of a request that is copied: about a millisecond.
@@ -77,6 +81,8 @@ class ShadowParts(msgspec.Struct, frozen=True):
     #: Compares large outputs. No client waits for these helpers.
     helpers: Helpers
     budget: ByteBudget
+    #: None: workers keep their priority.
+    priority: ShadowPriority | None = None
 
 
 class PairObserver(Protocol):
@@ -267,6 +273,8 @@ class Shadow:
         self._share = settings.percent / 100
         #: None while it is not READY, or cannot be compared.
         self._target: Model | None = None
+        #: That of the target's workers at the system.
+        self.priority = TargetPriority(clock, parts.priority)
         self._count = 0
         self._byte_size = 0
         #: Pairs whose client has its response, the oldest first.
@@ -277,17 +285,24 @@ class Shadow:
         self.closed = False
         self._kept_number = 0
 
-    def aim(self, target: Model | None) -> None:
-        """Send copies to this version from now on."""
+    def aim(self, target: Model | None, *, only_copies: bool = False) -> None:
+        """Send copies to this version from now on. With `only_copies` no request without a version goes to it."""
         self._target = target
+        self.priority.aim(target, only_copies=only_copies)
 
     def close(self) -> None:
         """Drop what waits, and take no more. Copies that are executed end as if nothing was."""
-        self.closed, self._target, self.observer = True, None, None
+        self.closed, self.observer = True, None
+        self.aim(None)
         while self._ready:
             self.drop(self._ready.popleft(), "the shadow ended")
         if self._alarm is not None:
             self._alarm.close()
+
+    def is_used(self, model: Model) -> None:
+        """A request that belongs to a client's goes to `model`, which may be the target."""
+        if model is self._target:
+            self.priority.used()
 
     def forget(self) -> None:
         """Forget the kept pairs, and give their memory back."""
@@ -298,6 +313,8 @@ class Shadow:
     def wants(self, request: Request, model: Model) -> bool:
         """Whether a request that `model` executes is copied."""
         target = self._target
+        if target is model:
+            self.priority.used()
         if target is None or target is model or request.correlation_id:
             return False
         return self._share >= 1 or self._draw() < self._share
@@ -373,6 +390,7 @@ class Shadow:
                 break
             self._ready.popleft()
             pair.target = target
+            self.priority.before_copy()
             self._parts.submit(self._copy(pair, target), target)
         self._advancing = False
         if self._ready:

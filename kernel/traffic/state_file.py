@@ -62,7 +62,10 @@ class StateFile(ServerPart):
         try:
             return msgspec.json.decode(text, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"'{self._path}' is not what the server has written: {error}") from None
+            raise InvalidArgument(
+                f"'{self._path}' is not what the server has written: {error}. Restore it, or remove it to begin "
+                "without the rules and rollouts of clients"
+            ) from None
 
     def save(self, document: dict[str, Any]) -> None:
         """Write `document` soon, which is not changed any more."""

@@ -226,4 +226,6 @@ def _percent(part: int, whole: int) -> str:
 
 def _times(log: float) -> str:
     """Return evidence as people read it: how many times more likely one explanation is."""
-    return f"{math.exp(min(log, 700)):.3g}" if log > -700 else "0"
+    if log > math.log(1e6):
+        return "over a million"
+    return f"{math.exp(log):.3g}" if log > -700 else "0"

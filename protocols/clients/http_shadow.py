@@ -7,6 +7,7 @@ for our server: what waits for it is bounded in number and bytes, and the rest i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import httptools
 
+from kernel.background import BackgroundTasks
 from kernel.tools.shadow_of import (
     MOST_BODY_BYTE_SIZE,
     CopiedResponse,
@@ -275,7 +277,7 @@ class Copies:
         self._waiting: deque[Exchange] = deque()
         #: Of exchanges that wait or are compared, and of messages that come.
         self._byte_size = self._kept_byte_size = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Copies:
@@ -288,11 +290,10 @@ class Copies:
         """Wait for what runs, at most for a moment, and drop the rest."""
         for _ in range(len(self._waiting)):
             self._drop(self._waiting.popleft(), "the comparison was ended")
-        if self._running:
-            _, late = await asyncio.wait(self._running, timeout=5)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._running.wait()
+        await self._running.close()
         assert self._session is not None
         await self._session.close()
 
@@ -329,16 +330,9 @@ class Copies:
         self._begin()
 
     def _begin(self) -> None:
-        while self._waiting and len(self._running) < self._settings.concurrency:
-            task = asyncio.get_running_loop().create_task(self._copy(self._waiting.popleft()))
-            self._running.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._begin()
-        if not task.cancelled():
-            task.result()  # a bug is raised here, and the loop logs it
+        while self._waiting and self._running.count < self._settings.concurrency:
+            # Its end begins the next one.
+            self._running.start(self._copy(self._waiting.popleft())).add_done_callback(lambda _: self._begin())
 
     async def _copy(self, exchange: Exchange) -> None:
         try:

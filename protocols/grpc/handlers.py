@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING
 
 from grpclib.const import Status
@@ -299,7 +300,7 @@ class CompressedCall(HandlerCall):
     def __init__(self, connection: ServerConnection, stream: Stream, encoding: str) -> None:
         super().__init__(connection, stream)
         self._encoding = encoding
-        self._compressing: asyncio.Task[None] | None = None
+        self._compressing: asyncio.Task[bytes] | None = None
 
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         if not end_stream:
@@ -311,19 +312,20 @@ class CompressedCall(HandlerCall):
             if release is not None:
                 release()
             raise StreamClosedError(self._stream.id)
-        self._compressing = asyncio.get_running_loop().create_task(self._compress(parts, release))
+        self._compressing = asyncio.get_running_loop().create_task(compress(self._encoding, parts))
+        self._compressing.add_done_callback(functools.partial(self._compressed, release))
         return False
 
-    async def _compress(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> None:
-        try:
-            message = await compress(self._encoding, parts)
-        except Exception as error:  # there was no memory for it
+    def _compressed(self, release: Callable[[], None] | None, compressing: asyncio.Task[bytes]) -> None:
+        if release is not None:
+            release()
+        if compressing.cancelled():
+            return
+        error = compressing.exception()
+        if isinstance(error, Exception):  # there was no memory for it
             assert self.wrapper is not None, "grpclib sets it before the handler starts"
             self.wrapper.cancel(error)
-            return
-        finally:
-            if release is not None:
-                release()
-        if self._stream.is_open:
-            self._server_connection.sending.send_data(self._stream, [message])  # `data_sent` is called when it has left
+        elif self._stream.is_open:
+            # `data_sent` is called when it has left.
+            self._server_connection.sending.send_data(self._stream, [compressing.result()])
             self._server_connection.schedule_write()

@@ -9,6 +9,7 @@ next piece, and so is the beginning of a stop word.
 from __future__ import annotations
 
 import codecs
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -103,11 +104,13 @@ class Choices:
 class ChoiceText:
     """The text of one choice, from the pieces of a model to what a client gets."""
 
-    __slots__ = ("_characters", "_stop")
+    __slots__ = ("_characters", "_stop", "_words")
 
     def __init__(self, stop_words: Sequence[str]) -> None:
         self._characters = WholeCharacters()
-        self._stop = StopWords(stop_words) if stop_words else None
+        #: They become `StopWords` with the first piece: a request may have a thousand choices with sixteen words each.
+        self._words = stop_words
+        self._stop: StopWords | None = None
 
     @property
     def stopped(self) -> bool:
@@ -117,12 +120,16 @@ class ChoiceText:
     @property
     def is_plain(self) -> bool:
         """As `Choice.is_plain`."""
-        return self._stop is None and self._characters.is_whole
+        return not self._words and self._characters.is_whole
 
     def add(self, piece: bytes) -> str:
         """Return the text that the client gets now."""
         text = self._characters.add(piece)
-        return text if self._stop is None else self._stop.add(text)
+        if not self._words:
+            return text
+        if self._stop is None:
+            self._stop = StopWords(self._words)
+        return self._stop.add(text)
 
     def end(self) -> str:
         """Return the rest of the text: no more pieces come."""
@@ -225,6 +232,21 @@ class StopWords:
 _LONG_PIECE = 512
 
 
+@functools.lru_cache(maxsize=64)
+def _borders_of(word: str) -> tuple[int, ...]:
+    """Return how long the longest border of each prefix of a word is: a prefix that is also its end.
+
+    The choices of a request have the same words.
+    """
+    borders, border = [0] * (len(word) + 1), 0
+    for place in range(1, len(word)):
+        while border and word[place] != word[border]:
+            border = borders[border]
+        border += word[place] == word[border]
+        borders[place + 1] = border
+    return tuple(borders)
+
+
 class _Search:
     """Searches one word in a text that comes in pieces."""
 
@@ -232,14 +254,7 @@ class _Search:
 
     def __init__(self, word: str) -> None:
         self._word = word
-        #: For each prefix of the word, how long the longest border of it is: a prefix that is also its end.
-        self._borders = [0] * (len(word) + 1)
-        border = 0
-        for place in range(1, len(word)):
-            while border and word[place] != word[border]:
-                border = self._borders[border]
-            border += word[place] == word[border]
-            self._borders[place + 1] = border
+        self._borders = _borders_of(word)
         #: How many characters of the word are at the end of the text.
         self.matched = 0
 

@@ -24,6 +24,9 @@ _TYPES = {
 #: Bodies that Triton's clients compare have `error` as their only member with these statuses.
 _ERROR_ALONE = (401, 413)
 
+#: The most characters of the text of an error. It may repeat what a client has sent, or what a chat template says.
+MAX_MESSAGE = 2048
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -34,7 +37,7 @@ class ApiError(InvalidArgument):
         self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None, kind: str = ""
     ) -> None:
         """`param` is the field that is wrong. `kind` is pydantic's name for what is wrong with it, for status 422."""
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} (and more)")
         self.status = status
         self.param = param
         self.code_text = code

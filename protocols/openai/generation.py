@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.records.front_doors import HTTP, Reception, at_iteration_end
+from kernel.records.trace import FIRST_TOKEN
 from kernel.serving.request import Request
 from protocols.forwarding import last_value
 from protocols.intake import Decoded, Intake, take
@@ -172,6 +173,12 @@ class ChoiceCall:
         """`count` responses were taken: the model may send the same number again."""
         if self.request is not None:
             self.request.consumed(count)
+
+    def first_token_came(self, at_ns: int) -> None:
+        """Note it in the request's trace, if it has one that goes on."""
+        request = self.request
+        if request is not None and request.trace is not None and not request.trace.has_ended:
+            request.trace.stamp(FIRST_TOKEN, at_ns)
 
     def cancel(self) -> None:
         """Cancel the request if it has not ended. Its responses are not needed."""

@@ -24,14 +24,14 @@ from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import JSON, SERVER_HEADER, json_text_response
 from protocols.openai.dialects import required_dialect, required_embedding_dialect
 from protocols.openai.generation import Generation, GenerationHead
-from protocols.openai.pieces import prompt_tokens, read_piece, whole_text
+from protocols.openai.pieces import PART_BYTE_SIZE, Piece, long_text, prompt_tokens, read_piece, whole_text
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
 from protocols.openai.responses_api import ResponseBody, ResponseEvents
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from kernel.observe.generation_statistics import GenerationStatistics
     from kernel.serving.response import Response
@@ -51,8 +51,8 @@ _TAKEN_AT_ONCE = 256
 #: Bodies with more bytes are not joined.
 _LONG_BODY_BYTE_SIZE = 256 << 10
 
-#: Before other clients are served, at most this number of bytes of text becomes chunks.
-_TAKEN_BYTE_SIZE = 64 << 10
+#: How many bytes of a long body are joined and written at once.
+_BLOCK_BYTE_SIZE = 64 << 10
 
 #: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.
 _COMMENT = b": waiting for the model\n\n"
@@ -122,13 +122,15 @@ class _ModelRequests:
         self.open = len(generation.calls)
         #: How many bytes of texts were taken by this call of `take`.
         self._byte_size = 0
+        #: Where the next part of a long text begins, whose response came first of those that are left.
+        self._place = 0
 
     def take(self, receiver: Receiver) -> bool:
         """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
         arrived = self.generation.arrived()
         now_ns, left = monotonic_ns(), min(len(arrived), _TAKEN_AT_ONCE)
         self._byte_size = 0
-        while left and self._byte_size < _TAKEN_BYTE_SIZE:
+        while left and self._byte_size < receiver.taken_byte_size:
             left -= self._take_run(arrived, left, receiver, now_ns)
         return bool(arrived)
 
@@ -140,9 +142,9 @@ class _ModelRequests:
         """
         call, meter, output, version = arrived[0][0], self._meter, self._output, self._version
         number, count, texts, byte_size = call.number, 0, 0, self._byte_size
-        plain = not call.ended and receiver.is_plain(number)
+        plain, most_bytes = not call.ended and receiver.is_plain(number), receiver.taken_byte_size
         try:
-            while count < most and byte_size < _TAKEN_BYTE_SIZE:
+            while count < most and byte_size < most_bytes:
                 arrival = arrived.popleft()
                 if arrival[0] is not call:
                     arrived.appendleft(arrival)
@@ -158,21 +160,39 @@ class _ModelRequests:
                         texts += 1
                         byte_size += len(text)
                         continue
+                text_left = long_text(response, output) if receiver.takes_parts and not call.ended else None
+                if text_left is not None and len(text_left) - self._place > PART_BYTE_SIZE:
+                    arrived.appendleft(arrival)  # until its last part is taken
+                    count -= 1
+                    byte_size += self._take_part(call, text_left, receiver)
+                    continue
+                place, self._place = self._place, 0
                 try:
-                    byte_size += self._take(call, response, receiver, now_ns)
+                    byte_size += self._take(call, response, receiver, now_ns, place)
                 finally:
                     response.release()
                 plain, version = not call.ended and receiver.is_plain(number), self._version
         finally:
             if texts:
                 meter.add_texts(texts)
-            meter.came(number, now_ns)
+            if meter.came(number, now_ns):
+                call.first_token_came(now_ns)
         self._byte_size = byte_size
         call.consumed(count)
         return count
 
-    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> int:
-        """Take a response, and return how many bytes its text has. Raises as `take`."""
+    def _take_part(self, call: ChoiceCall, text: memoryview, receiver: Receiver) -> int:
+        """Take a part of a long text, behind which the last one follows, and return how many bytes it has."""
+        place, self._place = self._place, self._place + PART_BYTE_SIZE
+        if not receiver.is_stopped(call.number):
+            receiver.add(call.number, Piece(bytes(text[place : self._place])))
+        return PART_BYTE_SIZE
+
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int, place: int) -> int:
+        """Take a response, of whose text the part before `place` was taken, and return how many bytes of it are new.
+
+        Raises as `take`.
+        """
         if call.ended:
             return 0
         number, meter, byte_size = call.number, self._meter, 0
@@ -183,8 +203,10 @@ class _ModelRequests:
             meter.move(self._statistics_of(response.model_version))
         if response.outputs is not None:
             piece = read_piece(response, self._output)
-            receiver.add(number, piece)
             meter.add(number, piece)
+            if place:
+                piece.text = piece.text[place:]
+            receiver.add(number, piece)
             byte_size = len(piece.text)
         if response.final:
             call.ended = True
@@ -194,7 +216,7 @@ class _ModelRequests:
         if call.ended:
             self.open -= 1
             receiver.end(number)
-            meter.ended(number, now_ns)
+            meter.ended(number, now_ns, receiver.tool_failures(number))
         return byte_size
 
 
@@ -210,12 +232,12 @@ async def _whole(
                 await asyncio.sleep(0)
             budget.add(receiver.byte_size - counted)
             counted = receiver.byte_size
-        return await _send_whole(call, receiver.parts())
+        return await send_parts(call, receiver.parts())
     finally:
         budget.remove(counted)
 
 
-async def _send_whole(call: OpenAiCall, parts: list[bytes]) -> web.StreamResponse:
+async def send_parts(call: OpenAiCall, parts: Sequence[bytes | bytearray | memoryview]) -> web.StreamResponse:
     """Return the response with a body of these parts. A long one is sent here: to join it takes time and memory."""
     byte_size = sum(map(len, parts))
     if byte_size <= _LONG_BODY_BYTE_SIZE:
@@ -223,11 +245,12 @@ async def _send_whole(call: OpenAiCall, parts: list[bytes]) -> web.StreamRespons
     response = web.StreamResponse(headers={"Content-Type": JSON, **SERVER_HEADER, **call.response_headers})
     response.content_length = byte_size
     await response.prepare(call.http)
-    block, block_byte_size = [], 0
+    block: list[bytes | bytearray | memoryview] = []
+    block_byte_size = 0
     for part in parts:
         block.append(part)
         block_byte_size += len(part)
-        if block_byte_size >= _TAKEN_BYTE_SIZE:
+        if block_byte_size >= _BLOCK_BYTE_SIZE:
             await response.write(b"".join(block))
             await asyncio.sleep(0)
             block, block_byte_size = [], 0
@@ -261,7 +284,8 @@ async def _stream(
             events = receiver.take()
             generation.silent_s = 0
             if failure is not None:
-                await response.write(events + receiver.failure(failure))
+                await _write_events(response, receiver, events)
+                await _write_events(response, receiver, receiver.failure(failure))
                 return response
             if receiver.byte_size != counted:
                 budget.add(receiver.byte_size - counted)
@@ -271,14 +295,27 @@ async def _stream(
                 silence.begun(generation)
             if events or not heard:
                 await response.write(events or _COMMENT)
+            if receiver.has_more:
+                await _write_events(response, receiver, receiver.take())
             if more:  # others are served meanwhile
                 await asyncio.sleep(0)
         receiver.end_stream()
-        await response.write(receiver.take())
+        await _write_events(response, receiver, receiver.take())
         return response
     finally:
         budget.remove(counted)
         silence.remove(generation)
+
+
+async def _write_events(
+    response: web.StreamResponse, receiver: TextEvents | ReadyEvents | ResponseEvents, events: bytes
+) -> None:
+    """Write events, and those that `receiver` has more: long ones in parts, between which others are served."""
+    if events:
+        await response.write(events)
+    while receiver.has_more:
+        await asyncio.sleep(0)
+        await response.write(receiver.take())
 
 
 # ---- vectors ---------------------------------------------------------------------------------
@@ -307,7 +344,7 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
             finally:  # the model has worked also for a client that has left, or whose other input has failed
                 if call.key_use is not None:
                     call.key_use.spend(vectors.token_count)
-            return json_text_response(vectors.body(found.plan.model))
+            return await send_parts(call, vectors.parts(found.plan.model))
     finally:
         budget.remove(counted)
 
@@ -359,19 +396,19 @@ class _Vectors:
             return b'"%b"' % base64.b64encode(vector)
         return _encode(struct.unpack(f"<{len(vector) // 4}f", vector))
 
-    def body(self, model: str) -> bytes:
-        """Return the body of the response. Raises `InternalError` for an input without a vector."""
-        data = []
+    def parts(self, model: str) -> list[bytes]:
+        """Return the parts of the body. Raises `InternalError` for an input without a vector."""
+        found = [b'{"object":"list","data":[']
         for number, encoded in enumerate(self._encoded):
             if not encoded:
                 raise InternalError(f"the model has sent no vector for input {number}")
-            data.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (number, encoded))
+            comma = b"," if number else b""
+            found += (comma + b'{"object":"embedding","index":%d,"embedding":' % number, encoded, b"}")
         tokens = [each for each in self._tokens if each is not None]
         usage = None
-        if len(tokens) == len(data):
+        if len(tokens) == len(self._encoded):
             usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
-        tail = _encode({"model": model, "usage": usage})
-        return b'{"object":"list","data":[%b],%b' % (b",".join(data), tail[1:])
+        return [*found, b"],", _encode({"model": model, "usage": usage})[1:]]
 
 
 # ---- from a body to requests of the model ----------------------------------------------------

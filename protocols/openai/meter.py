@@ -142,18 +142,20 @@ class GenerationMeter:
             self._count_prompt(number, usage.prompt_tokens)
         return max(usage.completion_tokens - self._tokens[number] - self._new_tokens, 0)
 
-    def came(self, number: int, now_ns: int) -> None:
-        """The responses of choice `number` that were added since the last call came at `now_ns`."""
+    def came(self, number: int, now_ns: int) -> bool:
+        """The responses of choice `number` that were added since the last call came at `now_ns`. Returns whether its
+        first token was among them."""
         tokens, count = self._new_tokens, self._new_responses
         if not count:
-            return
+            return False
         self._new_tokens = self._new_responses = 0
         statistics = self._statistics
         statistics.generation_tokens += tokens
         if self._use is not None:
             self._use.spend(tokens)
         self._tokens[number] += tokens
-        if not self._first_ns[number]:
+        is_first = not self._first_ns[number]
+        if is_first:
             self._first_ns[number] = now_ns
             statistics.first_token.observe(now_ns - self._begin_ns)
             if count > 1:
@@ -161,11 +163,13 @@ class GenerationMeter:
         else:
             statistics.observe_pauses(now_ns - self._last_ns[number], count)
         self._last_ns[number] = now_ns
+        return is_first
 
-    def ended(self, number: int, now_ns: int) -> None:
+    def ended(self, number: int, now_ns: int, tool_failures: int = 0) -> None:
         """The model sends no more of choice `number`."""
         self.came(number, now_ns)
         statistics = self._statistics
+        statistics.tool_failures += tool_failures
         statistics.durations.observe(now_ns - self._begin_ns)
         if self._tokens[number] > 1:
             statistics.per_token.observe((self._last_ns[number] - self._first_ns[number]) // (self._tokens[number] - 1))

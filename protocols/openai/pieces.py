@@ -62,6 +62,24 @@ def read_piece(response: Response, wanted: str) -> Piece:
     return piece
 
 
+#: Longer texts of a response, in bytes, are taken in parts of this size: others are served between two of them.
+PART_BYTE_SIZE = 16 << 10
+
+
+def long_text(response: Response, wanted: str) -> memoryview | None:
+    """Return the text of a response if it is long: UTF-8, valid until the response is released.
+
+    None for a shorter one, and for an output of another form, of which `read_piece` says what is wrong.
+    """
+    for output in response.outputs or ():
+        if output.name != wanted or output.datatype != "BYTES" or output.byte_size <= PART_BYTE_SIZE:
+            continue
+        octets = memoryview(output.data if output.data is not None else output.raw())
+        if int.from_bytes(octets[:4], "little") == len(octets) - 4:
+            return octets[4:]
+    return None
+
+
 def whole_text(response: Response, wanted: str) -> str | None:
     """Return the text of a response that has nothing else and is not the last, if it ends with a whole character.
 
@@ -72,7 +90,7 @@ def whole_text(response: Response, wanted: str) -> str | None:
         return None
     [output] = outputs
     octets = output.data
-    if octets is None or output.name != wanted or output.datatype != "BYTES" or len(octets) < 5:
+    if octets is None or output.name != wanted or output.datatype != "BYTES" or not 5 <= len(octets) <= PART_BYTE_SIZE:
         return None
     if int.from_bytes(octets[:4], "little") != len(octets) - 4:
         return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protocols.openai.dialects import EncoderEmbeddings
-from protocols.openai.errors import ApiError, invalid_field, refused_field
+from protocols.openai.errors import ApiError, invalid_field, refused_field, unknown_model
 from protocols.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -54,6 +54,9 @@ MAX_IMAGES = 64
 
 #: The most characters of prompts that are repeated in a response.
 MAX_ECHOED = 256 << 10
+
+#: The most characters of the name of a model that can exist: it is the name of a folder.
+MAX_MODEL_NAME = 1024
 
 #: The most characters of a tool's name.
 MAX_TOOL_NAME = 256
@@ -169,6 +172,8 @@ def read_document(body: Buffer, api: Api) -> Document:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the body is not valid JSON: {error}", param=None) from None
     fields = checked(document, api.fields)
+    if len(fields["model"]) > MAX_MODEL_NAME:
+        raise unknown_model(fields["model"])
     if api is Api.RESPONSES:
         chat = as_chat(fields)
         return Document(api, chat.fields, len(body), chat.repeated, chat.places)
@@ -489,6 +494,8 @@ def _check_content(content: Any, message: dict[str, Any], place: str, dialect: D
     for number, part in enumerate(content):
         where = f"{place}.content.{number}"
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise invalid_field(f"{where}.type", "string_type", "Input should be a valid string")
         if kind in _TEXT_PARTS:
             if not isinstance(part.get(_TEXT_PARTS[kind]), str):
                 raise invalid_field(f"{where}.{_TEXT_PARTS[kind]}", "string_type", "Input should be a valid string")

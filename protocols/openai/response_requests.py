@@ -182,7 +182,9 @@ class _Messages:
     def _add_item(self, item: Any, place: str) -> None:
         if not isinstance(item, dict):
             raise invalid_field(place, "model_attributes_type", "Input should be a valid dictionary")
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = item.get("type")
+        if kind is None and "role" in item:
+            kind = "message"
         if kind == "message":
             if item.get("role") not in _ROLES:
                 raise invalid_field(f"{place}.role", "literal_error", f"Input should be one of {', '.join(_ROLES)}")

@@ -48,8 +48,46 @@ class Identity(msgspec.Struct, frozen=True):
     model: str
 
 
+#: Before other clients are served, at most this number of bytes of text becomes chunks. Less of a text in which calls
+#: of tools are looked for: a millisecond's work each.
+TAKEN_BYTE_SIZE, TAKEN_WITH_TOOLS = 64 << 10, 8 << 10
+
+#: About how many bytes a block of a text has that is kept.
+_BLOCK_BYTE_SIZE = 64 << 10
+
+
+class EncodedText:
+    """A text that grows, escaped as JSON has it, in blocks: none of it is made or sent in one piece, if it is long."""
+
+    __slots__ = ("blocks", "byte_size")
+
+    def __init__(self) -> None:
+        self.blocks: list[bytearray] = []
+        self.byte_size = 0
+
+    def add(self, text: str) -> int:
+        """Add more of the text, and return how many bytes that takes."""
+        encoded = memoryview(_encode(text))[1:-1]
+        if not self.blocks or len(self.blocks[-1]) >= _BLOCK_BYTE_SIZE:
+            self.blocks.append(bytearray())
+        self.blocks[-1] += encoded
+        self.byte_size += len(encoded)
+        return len(encoded)
+
+    def quoted(self) -> list[bytes | bytearray]:
+        """Return the parts of the text as a JSON string."""
+        return [b'"', *self.blocks, b'"']
+
+
 class Receiver:
     """Takes what comes of each choice, by its number: here of a model that makes its responses itself."""
+
+    #: How many bytes of text may be taken before other clients are served.
+    taken_byte_size = TAKEN_BYTE_SIZE
+    #: Whether a response with a long text may be taken in parts.
+    takes_parts = False
+    #: Of a stream: whether `take` has more events than it has returned.
+    has_more = False
 
     def add(self, number: int, piece: Piece) -> None:
         """Take a response. Raises `InternalError` if it is not what the dialect has."""
@@ -65,6 +103,10 @@ class Receiver:
     def is_finished(self, number: int) -> bool:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
         return False
+
+    def tool_failures(self, number: int) -> int:
+        """How often a call of a tool had begun in the text of the choice, and was none."""
+        return 0
 
     def is_plain(self, number: int) -> bool:
         """Whether `add_plain` may be called instead of `add`, until `add` or `end` is called."""
@@ -87,7 +129,10 @@ class _TextReceiver(Receiver):
         self._choices = Choices(plan)
         #: What finds calls in the text of each choice; None for a request without tools.
         self._tools = _tools_of(plan)
+        if self._tools is not None:
+            self.taken_byte_size = TAKEN_WITH_TOOLS
         self._logprobs = None if plan.logprobs is None else TokenLogprobs(plan)
+        self.takes_parts = self._logprobs is None  # they come with the text of their tokens
 
     def finish_reason(self, number: int) -> str:
         """Return why the choice has ended: a text with calls ends for them, unless the client has named the tool."""
@@ -101,6 +146,9 @@ class _TextReceiver(Receiver):
 
     def is_finished(self, number: int) -> bool:
         return bool(self._choices.all[number].finish_reason)
+
+    def tool_failures(self, number: int) -> int:
+        return 0 if self._tools is None else self._tools[number].failures
 
 
 def _tools_of(plan: GenerationPlan) -> list[ToolText] | None:
@@ -227,8 +275,7 @@ class TextBody(_TextReceiver):
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         super().__init__(plan)
         self._identity = identity
-        #: Of each choice: its text, escaped as JSON has it. A long one is never made or encoded in one piece.
-        self._texts: list[list[bytes]] = [[] for _ in range(plan.choices)]
+        self._texts = [EncodedText() for _ in range(plan.choices)]
         self._calls: list[list[dict[str, Any]]] = [[] for _ in range(plan.choices)]
         #: Of each choice: the columns of log probabilities of each response.
         self._columns: list[list[list[bytes]]] = [[] for _ in range(plan.choices)]
@@ -251,9 +298,7 @@ class TextBody(_TextReceiver):
             self._take(number, self._tools[number].add(text))
 
     def _add_text(self, number: int, text: str) -> None:
-        encoded = _encode(text)[1:-1]
-        self._texts[number].append(encoded)
-        self.byte_size += len(encoded)
+        self.byte_size += self._texts[number].add(text)
 
     def _take(self, number: int, found: list[Found]) -> None:
         for each in found:
@@ -271,28 +316,42 @@ class TextBody(_TextReceiver):
         if self._tools is not None:
             self._take(number, self._tools[number].end())
 
-    def parts(self) -> list[bytes]:
+    def text(self, number: int) -> EncodedText:
+        """Return the text of a choice."""
+        return self._texts[number]
+
+    def calls(self, number: int) -> list[dict[str, Any]]:
+        """Return the calls of a choice that has ended, as clients read them."""
+        calls = self._calls[number]
+        for call in calls:
+            if (parts := call.pop("parts", None)) is not None:
+                call["function"]["arguments"] = "".join(parts)
+        return calls
+
+    def usage(self) -> Usage | None:
+        """Return the usage: all choices have ended."""
+        return self._choices.usage()
+
+    def parts(self) -> list[bytes | bytearray]:
         """Return the parts of the body: all choices have ended."""
         identity = self._identity
         kind = "chat.completion" if self._plan.api.is_chat else "text_completion"
         head = _encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
-        found = [head[:-1], b',"system_fingerprint":null,"choices":[']
+        found: list[bytes | bytearray] = [head[:-1], b',"system_fingerprint":null,"choices":[']
         for number in range(self._plan.choices):
             found += [b',{"index":%d,' % number if number else b'{"index":0,', *self._content(number)]
             logprobs = b"null"
             if self._logprobs is not None:
                 logprobs = self._logprobs.members(self._columns[number])
             found += [b',"logprobs":', logprobs, b',"finish_reason":', _encode(self.finish_reason(number)), b"}"]
-        return [*found, b'],"usage":', _encode(self._choices.usage()), b"}"]
+        return [*found, b'],"usage":', _encode(self.usage()), b"}"]
 
-    def _content(self, number: int) -> list[bytes]:
+    def _content(self, number: int) -> list[bytes | bytearray]:
         """Return the parts of the message or of the text of a choice."""
-        texts, calls = self._texts[number], self._calls[number]
-        content = [b"null"] if calls and not texts else [b'"', *texts, b'"']
+        text, calls = self._texts[number], self.calls(number)
+        content = [b"null"] if calls and not text.byte_size else text.quoted()
         if not self._plan.api.is_chat:
             return [b'"text":', *content]
-        for call in calls:
-            call["function"]["arguments"] = "".join(call.pop("parts"))
         more = b',"tool_calls":' + _encode(calls) if calls else b""
         return [b'"message":{"role":"assistant","content":', *content, b',"refusal":null', more, b"}"]
 
@@ -321,7 +380,7 @@ class ReadyBody(Receiver):
         kind = "chat.completion" if self._plan.api.is_chat else "text_completion"
         self._body = with_identity(piece.text, self._identity, kind)
 
-    def parts(self) -> list[bytes]:
+    def parts(self) -> list[bytes | bytearray]:
         """As `body`."""
         return [self.body()]
 

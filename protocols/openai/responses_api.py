@@ -6,20 +6,26 @@ a model can do in a chat, such as calls of tools, it can do here.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from kernel.errors import InternalError
 from protocols.openai.errors import error_members
-from protocols.openai.responses import Receiver
+from protocols.openai.responses import TAKEN_BYTE_SIZE, EncodedText, ReadyBody, Receiver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kernel.errors import ServingError
     from protocols.openai.choices import Usage
     from protocols.openai.pieces import Piece
     from protocols.openai.plans import GenerationPlan
-    from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
+    from protocols.openai.responses import Identity, ReadyEvents, TextBody, TextEvents
+
+    #: JSON in parts, of which blocks of a long text are some: it is never in one piece.
+    Parts = list[bytes | bytearray]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -85,24 +91,26 @@ def _response(
     plan: GenerationPlan,
     identity: Identity,
     status: str,
-    output: list[dict[str, Any]],
+    output: Parts,
     usage: Usage | _ChatUsage | None = None,
     **more: Any,
-) -> dict[str, Any]:
-    """Return the object `response`."""
-    return {
+) -> Parts:
+    """Return the object `response`; `output` are its items, with commas between them."""
+    head = {
         "id": identity.id,
         "object": "response",
         "created_at": identity.created,
         "status": status,
+        "model": identity.model,
+    }
+    tail = {
         "error": None,
         "incomplete_details": None,
-        "model": identity.model,
-        "output": output,
         "usage": None if usage is None else _usage(usage),
         **_repeated_decoder.decode(plan.repeated),
         **more,
     }
+    return [_encode(head)[:-1], b',"output":[', *output, b"],", _encode(tail)[1:]]
 
 
 def _usage(usage: Usage | _ChatUsage) -> dict[str, Any]:
@@ -133,20 +141,30 @@ _TEXT, _REFUSAL = "output_text", "refusal"
 _MEMBER = {_TEXT: "text", _REFUSAL: "refusal"}
 
 
-def _part_object(kind: str, text: str) -> dict[str, Any]:
+def _with(members: dict[str, Any], name: str, value: Parts) -> Parts:
+    """Return an object with these members, and behind them one more, whose value is JSON."""
+    return [_encode(members)[:-1], b',"%b":' % name.encode(), *value, b"}"]
+
+
+def _part_object(kind: str, text: EncodedText) -> Parts:
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == _TEXT else {}
-    return {"type": kind, _MEMBER[kind]: text, **more}
+    return _with({"type": kind, **more}, _MEMBER[kind], text.quoted())
 
 
-def _message_item(item_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+def _message_item(item_id: str, status: str, content: Parts) -> Parts:
+    message = {"id": item_id, "type": "message", "role": "assistant", "status": status}
+    return _with(message, "content", [b"[", *content, b"]"])
 
 
-def _call_item(item_id: str, status: str, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {
-        "id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
-        "arguments": arguments,
-    }  # fmt: skip
+def _call_item(item_id: str, status: str, call_id: str, name: str, arguments: EncodedText) -> Parts:
+    call = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
+    return _with(call, "arguments", arguments.quoted())
+
+
+def _encoded(text: str) -> EncodedText:
+    found = EncodedText()
+    found.add(text)
+    return found
 
 
 class _AroundChat(Receiver):
@@ -154,6 +172,7 @@ class _AroundChat(Receiver):
 
     def __init__(self, chat: Receiver, plan: GenerationPlan, identity: Identity) -> None:
         self._receiver = chat
+        self.takes_parts, self.taken_byte_size = chat.takes_parts, chat.taken_byte_size
         self._plan = plan
         self._identity = identity
 
@@ -169,6 +188,9 @@ class _AroundChat(Receiver):
     def is_finished(self, number: int) -> bool:
         return self._receiver.is_finished(number)
 
+    def tool_failures(self, number: int) -> int:
+        return self._receiver.tool_failures(number)
+
 
 class ResponseBody(_AroundChat):
     """The body of a response that is no stream, from that of a chat."""
@@ -181,28 +203,63 @@ class ResponseBody(_AroundChat):
     def byte_size(self) -> int:
         return self._chat.byte_size
 
-    def parts(self) -> list[bytes]:
-        """As `body`."""
-        return [self.body()]
+    def parts(self) -> Parts:
+        """Return the parts of the body. Raises `InternalError` if the model has sent none."""
+        if isinstance(self._chat, ReadyBody):
+            return self._of_body(_decoded(self._chat.body()))
+        chat = self._chat
+        status, _ = _outcome(chat.finish_reason(0))
+        calls = [(each["id"], each["function"]["name"], each["function"]["arguments"]) for each in chat.calls(0)]
+        items: list[Parts] = []
+        if (text := chat.text(0)).byte_size or not calls:
+            items.append(self._message(status, _TEXT, text))
+        return self._whole(chat.finish_reason(0), items, calls, chat.usage())
+
+    def _of_body(self, part: _ChatPart) -> Parts:
+        """Return the parts, of a body that the model has made itself."""
+        choice = part.choices[0] if part.choices else _Choice()
+        message, reason = choice.message, choice.finish_reason or "stop"
+        status, _ = _outcome(reason)
+        items: list[Parts] = []
+        if message.refusal:
+            items.append(self._message(status, _REFUSAL, _encoded(message.refusal)))
+        elif message.content or not message.tool_calls:
+            items.append(self._message(status, _TEXT, _encoded(message.content or "")))
+        calls = [
+            (each.id or "", each.function.name or "", each.function.arguments or "")
+            for each in message.tool_calls or ()
+        ]
+        return self._whole(reason, items, calls, part.usage)
+
+    def _message(self, status: str, kind: str, text: EncodedText) -> Parts:
+        return _message_item(_item_id("msg", self._identity, 0), status, _part_object(kind, text))
+
+    def _whole(
+        self,
+        finish_reason: str,
+        items: list[Parts],
+        calls: Iterable[tuple[str, str, str]],
+        usage: Usage | _ChatUsage | None,
+    ) -> Parts:
+        """Return the parts; `items` grow by the calls, each an id, a name and arguments."""
+        for call_id, name, arguments in calls:
+            item_id = _item_id("fc", self._identity, len(items))
+            items.append(_call_item(item_id, "completed", call_id or item_id, name, _encoded(arguments)))
+        status, details = _outcome(finish_reason)
+        output = _joined(items)
+        return _response(self._plan, self._identity, status, output, usage, incomplete_details=details)
 
     def body(self) -> bytes:
-        """Return the body. Raises `InternalError` if the model has sent none."""
-        part = _decoded(self._chat.body())
-        choice = part.choices[0] if part.choices else _Choice()
-        identity, message = self._identity, choice.message
-        status, details = _outcome(choice.finish_reason or "stop")
-        output: list[dict[str, Any]] = []
-        if message.refusal:
-            content = [_part_object(_REFUSAL, message.refusal)]
-            output.append(_message_item(_item_id("msg", identity, 0), status, content))
-        elif message.content or not message.tool_calls:
-            content = [_part_object(_TEXT, message.content or "")]
-            output.append(_message_item(_item_id("msg", identity, 0), status, content))
-        for call in message.tool_calls or ():
-            item_id = _item_id("fc", identity, len(output))
-            name, arguments = call.function.name or "", call.function.arguments or ""
-            output.append(_call_item(item_id, "completed", call.id or item_id, name, arguments))
-        return _encode(_response(self._plan, identity, status, output, part.usage, incomplete_details=details))
+        """As `parts`, in one piece."""
+        return b"".join(self.parts())
+
+
+def _joined(items: Iterable[Parts]) -> Parts:
+    """Return items with commas between them."""
+    found: Parts = []
+    for item in items:
+        found += [b",", *item] if found else item
+    return found
 
 
 # ---- events ----------------------------------------------------------------------------------
@@ -216,7 +273,7 @@ class _OpenItem:
         self.id = item_id
         self.kind = ""  # of its part, for a message
         self.call_id = self.name = ""
-        self.texts: list[str] = []
+        self.text = EncodedText()
 
 
 class ResponseEvents(_AroundChat):
@@ -231,18 +288,25 @@ class ResponseEvents(_AroundChat):
         #: How many bytes the texts take.
         self.byte_size = 0
         self._sequence = 0
-        self._output: list[dict[str, Any]] = []
+        self._output: list[Parts] = []
         self._item: _OpenItem | None = None
         self._call_index = -1
         self._finish_reason = ""
         self._usage: _ChatUsage | None = None
-        self._parts: list[bytes] = []
+        self._parts: deque[bytes | bytearray] = deque()
+
+    @property
+    def has_more(self) -> bool:  # type: ignore[override]  # it changes
+        return bool(self._parts)
 
     def take(self) -> bytes:
-        """Return the events that were made since the last call. The first call begins the stream."""
+        """Return the events that were made since the last call, or some of them. The first call begins the stream."""
         self._begin()
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
+        parts, taken, byte_size = self._parts, [], 0
+        while parts and byte_size < TAKEN_BYTE_SIZE:
+            taken.append(parts.popleft())
+            byte_size += len(taken[-1])
+        return b"".join(taken)
 
     def add(self, number: int, piece: Piece) -> None:
         self._chat.add(number, piece)
@@ -259,9 +323,8 @@ class ResponseEvents(_AroundChat):
 
     def _begin(self) -> None:
         if not self._sequence:
-            begun = self._object("in_progress")
-            self._event("response.created", response=begun)
-            self._event("response.in_progress", response=begun)
+            for event in ("response.created", "response.in_progress"):
+                self._event(event, ("response", self._object("in_progress")))
 
     def _take_chunks(self) -> None:
         """Make events of what the chat has made. Raises `InternalError`."""
@@ -273,20 +336,23 @@ class ResponseEvents(_AroundChat):
                 self._take_chunk(_decoded(event[len(b"data: ") :]))
 
     def failure(self, error: ServingError) -> bytes:
-        """Return the event that ends a stream with `error`."""
+        """Return the event that ends a stream with `error`, or its beginning: `take` has the rest."""
         members = error_members(error)
         code = "rate_limit_exceeded" if members["type"] == "rate_limit_error" else "server_error"
-        response = self._object("failed", error={"code": code, "message": members["message"]})
-        self._event("response.failed", response=response)
-        return self._parts.pop()
+        failed = self._object("failed", error={"code": code, "message": members["message"]})
+        self._event("response.failed", ("response", failed))
+        return self.take()
 
-    def _object(self, status: str, **more: Any) -> dict[str, Any]:
-        return _response(self._plan, self._identity, status, self._output, self._usage, **more)
+    def _object(self, status: str, **more: Any) -> Parts:
+        return _response(self._plan, self._identity, status, _joined(self._output), self._usage, **more)
 
-    def _event(self, kind: str, **members: Any) -> None:
-        text = _encode({"type": kind, "sequence_number": self._sequence, **members})
+    def _event(self, event: str, last: tuple[str, Parts] | None = None, **members: Any) -> None:
+        """Make an event. `last` is the name and the value of one more member, which may be long."""
+        begun = {"type": event, "sequence_number": self._sequence, **members}
         self._sequence += 1
-        self._parts.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), text))
+        self._parts.append(b"event: %b\ndata: " % event.encode())
+        self._parts += [_encode(begun)] if last is None else _with(begun, *last)
+        self._parts.append(b"\n\n")
 
     def _take_chunk(self, chunk: _ChatPart) -> None:
         if chunk.usage is not None:
@@ -313,24 +379,20 @@ class ResponseEvents(_AroundChat):
         if item is None or item.kind != kind:
             item = self._begin_item("msg")
             item.kind = kind
-            self._event(
-                "response.output_item.added",
-                output_index=item.number,
-                item=_message_item(item.id, "in_progress", []),
-            )
-            self._part_event("response.content_part.added", item, part=_part_object(kind, ""))
+            begun = _message_item(item.id, "in_progress", [])
+            self._event("response.output_item.added", ("item", begun), output_index=item.number)
+            self._part_event("response.content_part.added", item, ("part", _part_object(kind, EncodedText())))
         if not text:
             return
         self._note(item, text)
         logprobs: dict[str, Any] = {"logprobs": []} if kind == _TEXT else {}
         self._part_event(f"response.{kind}.delta", item, delta=text, **logprobs)
 
-    def _part_event(self, event: str, item: _OpenItem, **members: Any) -> None:
-        self._event(event, item_id=item.id, output_index=item.number, content_index=0, **members)
+    def _part_event(self, event: str, item: _OpenItem, last: tuple[str, Parts] | None = None, **members: Any) -> None:
+        self._event(event, last, item_id=item.id, output_index=item.number, content_index=0, **members)
 
     def _note(self, item: _OpenItem, text: str) -> None:
-        item.texts.append(text)
-        self.byte_size += len(text)
+        self.byte_size += item.text.add(text)
 
     def _add_call(self, call: _ToolCall) -> None:
         item = self._item
@@ -338,11 +400,8 @@ class ResponseEvents(_AroundChat):
             self._call_index = call.index
             item = self._begin_item("fc")
             item.call_id, item.name = call.id or item.id, call.function.name or ""
-            self._event(
-                "response.output_item.added",
-                output_index=item.number,
-                item=_call_item(item.id, "in_progress", item.call_id, item.name, ""),
-            )
+            begun = _call_item(item.id, "in_progress", item.call_id, item.name, EncodedText())
+            self._event("response.output_item.added", ("item", begun), output_index=item.number)
         if call.function.arguments:
             self._note(item, call.function.arguments)
             self._event(
@@ -356,24 +415,24 @@ class ResponseEvents(_AroundChat):
         item, self._item = self._item, None
         if item is None:
             return
-        text = "".join(item.texts)
         if item.kind:
             logprobs: dict[str, Any] = {"logprobs": []} if item.kind == _TEXT else {}
-            self._part_event(f"response.{item.kind}.done", item, **{_MEMBER[item.kind]: text}, **logprobs)
-            part = _part_object(item.kind, text)
-            self._part_event("response.content_part.done", item, part=part)
-            whole = _message_item(item.id, status, [part])
+            text = (_MEMBER[item.kind], item.text.quoted())
+            self._part_event(f"response.{item.kind}.done", item, text, **logprobs)
+            part = _part_object(item.kind, item.text)
+            self._part_event("response.content_part.done", item, ("part", part))
+            whole = _message_item(item.id, status, part)
         else:
-            whole = _call_item(item.id, status, item.call_id, item.name, text)
+            whole = _call_item(item.id, status, item.call_id, item.name, item.text)
             self._event(
                 "response.function_call_arguments.done",
+                ("arguments", item.text.quoted()),
                 item_id=item.id,
                 output_index=item.number,
                 name=item.name,
-                arguments=text,
             )
         self._output.append(whole)
-        self._event("response.output_item.done", output_index=item.number, item=whole)
+        self._event("response.output_item.done", ("item", whole), output_index=item.number)
 
     def _complete(self) -> None:
         """The chat has ended."""
@@ -381,4 +440,5 @@ class ResponseEvents(_AroundChat):
         if self._item is None and not self._output:
             self._add_text(_TEXT, "")
         self._end_item(status)
-        self._event(f"response.{status}", response=self._object(status, incomplete_details=details))
+        ended = self._object(status, incomplete_details=details)
+        self._event(f"response.{status}", ("response", ended))

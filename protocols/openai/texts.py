@@ -16,6 +16,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernel.errors import failing_as
 from kernel.texts import install_command
 from protocols.openai.errors import ApiError
 
@@ -154,10 +155,10 @@ class ModelTexts:
                 raise _not_installed("tokenizers") from None
             if not self.has_tokenizer:
                 raise ApiError("the model has no tokenizer.json", param="model")
-            try:
+            with failing_as(  # the library has no class for its errors
+                lambda error: ApiError(f"the model's tokenizer.json is wrong: {error}", 500, param="model")
+            ):
                 self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-            except Exception as error:  # the library has no class for its errors
-                raise ApiError(f"the model's tokenizer.json is wrong: {error}", 500, param="model") from None
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
         return self._tokenizer

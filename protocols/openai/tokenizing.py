@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
-from protocols.http.responses import json_text_response
 from protocols.openai.errors import ApiError
+from protocols.openai.inference import send_parts
 from protocols.openai.plans import Api
 from protocols.openai.preparing import arguments_of, body_of, found_in
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 #: The names of the tasks (`protocols.openai.text_tasks`).
 TOKENIZE, DETOKENIZE = "openai.tokenize", "openai.detokenize"
+
+#: The bytes of a response that are sent at once.
+_PART = 64 << 10
 
 
 async def tokenize(call: OpenAiCall) -> web.StreamResponse:
@@ -43,6 +46,7 @@ async def _respond(call: OpenAiCall, api: Api, task: str) -> web.StreamResponse:
     found_in(message).check()
     assert output is not None, "a task without an error has an output"
     try:
-        return json_text_response(bytes(output.raw()))
+        text = memoryview(output.raw())
+        return await send_parts(call, [text[each : each + _PART] for each in range(0, len(text), _PART)])
     finally:
         output.release()

@@ -18,6 +18,7 @@ import msgspec
 
 from kernel.config.model_parameters import TOOL_PARSERS
 from kernel.extensions import TOOL_PARSER_PACKAGES, extension
+from protocols.openai.value_ends import PYTHON, ValueEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,6 +82,11 @@ class ToolText:
         #: How many calls have come.
         self.count = 0
 
+    @property
+    def failures(self) -> int:
+        """How often a call had begun and was none; 0 of a parser that does not count it."""
+        return getattr(self._parser, "failures", 0)
+
     def add(self, text: str) -> list[Found]:
         """Return what is complete with the next piece of text. Calls are numbered by `count`."""
         return list(self._kept(self._parser.add(text)))
@@ -122,67 +128,6 @@ def new_parser(name: str) -> ToolParser:
 
 
 # ---- values within a text ----------------------------------------------------------------------
-
-
-class _Forms(msgspec.Struct, frozen=True):
-    """How a value is looked through, of which brackets and texts in quotes have to be known."""
-
-    #: All up to the next bracket, or to a quote whose text has no end yet.
-    skipped: re.Pattern[str]
-    #: Quote → all of a text up to its end, or to a backslash with nothing behind it.
-    within: dict[str, re.Pattern[str]]
-
-
-def _forms(quotes: str, brackets: str) -> _Forms:
-    """Return the patterns. They take linear time: each text matches in one way, and nothing follows that may fail."""
-    text = r"[^{0}\\]*(?:\\.[^{0}\\]*)*"
-    texts = "|".join(quote + text.format(quote) + quote for quote in quotes)
-    outside = re.escape(quotes + brackets)
-    return _Forms(
-        re.compile(f"(?:[^{outside}]+|{texts})*", re.DOTALL),
-        {quote: re.compile(text.format(quote), re.DOTALL) for quote in quotes},
-    )
-
-
-_JSON, _PYTHON = _forms('"', "[]{}"), _forms("\"'", "[]{}()")
-
-
-class _Value:
-    """Finds the end of a JSON value in brackets, or of a Python one, in a text that comes in pieces."""
-
-    def __init__(self, forms: _Forms = _JSON) -> None:
-        self._forms = forms
-        self._depth = 0
-        self._quote = ""
-        self._escaped = False
-
-    def find_end(self, text: str) -> int:
-        """Return where the value ends in the next piece of text, -1 if it does not end there."""
-        place, end = 0, len(text)
-        if self._escaped and text:
-            self._escaped, place = False, 1
-        skipped, within = self._forms.skipped, self._forms.within
-        while place < end:
-            pattern = within[self._quote] if self._quote else skipped
-            found = pattern.match(text, place)
-            assert found is not None, "the pattern matches also nothing"
-            place = found.end()
-            if place == end:
-                return -1
-            character = text[place]
-            place += 1
-            if self._quote:
-                if character == "\\":  # nothing is behind it yet
-                    self._escaped = True
-                else:
-                    self._quote = ""
-            elif character in within:
-                self._quote = character
-            else:
-                self._depth += 1 if character in "[{(" else -1
-                if self._depth <= 0:
-                    return place
-        return -1
 
 
 def _call_of(value: object) -> FoundCall | None:
@@ -240,6 +185,8 @@ class _Parser:
         self._raw_size = 0
         self._marks = 0
         self._call_count = 0
+        #: How often a call had begun and was none.
+        self.failures = 0
 
     def add(self, text: str) -> list[Found]:
         """As `ToolParser.add`."""
@@ -252,6 +199,7 @@ class _Parser:
 
     def end(self) -> list[Found]:
         """As `ToolParser.end`. What is not complete is text."""
+        self.failures += bool(self._raw)
         rest = "".join(self._raw) + self._held
         self._drop()
         self._held = ""
@@ -278,6 +226,7 @@ class _Parser:
 
     def _give_up(self, rest: str, found: list[Found]) -> str:
         """What was kept is no call: this and everything behind it is text."""
+        self.failures += bool(self._raw)
         found.append(self._drop() + rest)
         self._state = self._plain
         return ""
@@ -346,6 +295,7 @@ class HermesParser(_Parser):
         if self._admits(calls):
             found.extend(calls)
         else:
+            self.failures += 1
             found.append(raw + self.END)
         self._state = self._content
         return text[place + len(self.END) :]
@@ -392,7 +342,7 @@ def _tagged(text: str, tag: str, begin: int, end: int) -> Iterator[tuple[str, in
     while (place := text.find(opening, begin, end)) >= 0:
         begin = place + len(opening)
         named = text.find(">", begin, min(begin + _MAX_NAME + 1, end))
-        if named <= begin or "\n" in (name := text[begin:named]):
+        if named < 0 or "\n" in (name := text[begin:named]) or not name.strip():
             continue
         last = text.find(closing, named + 1, end)
         if last < 0:
@@ -414,14 +364,14 @@ class _ValueParser(_Parser):
 
     def __init__(self, state: Callable[[str, list[Found]], str]) -> None:
         super().__init__(state)
-        self._value = _Value()
+        self._value = ValueEnd()
         #: The name in front of the arguments, if it is not in the value.
         self._name = ""
         #: Where it begins in what is kept.
         self._begin = 0
 
     def _begin_value(self, name: str = "") -> None:
-        self._value, self._name, self._begin = _Value(), name, self._raw_size
+        self._value, self._name, self._begin = ValueEnd(), name, self._raw_size
         self._state = self._in_value
 
     def _in_value(self, text: str, found: list[Found]) -> str:
@@ -532,7 +482,7 @@ class PythonicParser(_Parser):
 
     def __init__(self) -> None:
         super().__init__(self._start)
-        self._value = _Value(_PYTHON)
+        self._value = ValueEnd(PYTHON)
 
     def _start(self, text: str, found: list[Found]) -> str:
         begun = text.lstrip()

@@ -62,9 +62,10 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _SUPERVISION = {"backends/environments", "backends/helper", "backends/launch", "backends/transport"}
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/background", "kernel/certificates", "kernel/config", "kernel/errors", "kernel/file_threads", "kernel/loop",
-    "kernel/machine", "kernel/memory", "kernel/observe", "kernel/options", "kernel/records", "kernel/regular_files",
-    "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
+    "kernel", "kernel/background", "kernel/certificates", "kernel/config", "kernel/errors", "kernel/file_threads",
+    "kernel/loop", "kernel/machine", "kernel/memory", "kernel/observe", "kernel/options", "kernel/records",
+    "kernel/regular_files", "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/file_watch", "protocols/forwarding", "protocols/frontend", "protocols/intake",
@@ -106,6 +107,7 @@ INNER_ROOMS = {
         f"backends/helper/{name}": {
             "backends/launch",
             "backends/supervision",
+            "kernel/background",
             "kernel/repository",
             "kernel/server_parts",
         }

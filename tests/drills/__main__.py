@@ -14,12 +14,15 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import trustme
 
 from bench.server import ServerProcess, free_ports, wait_for
 from tests.drills.hosts import OWN, Host, become_first_host, why_not
@@ -73,9 +76,13 @@ class Drills:
         self.server, self._title = server, title
         self._workers = [f'naiad_launcher_workers{{launcher="{launcher}",node="{node}"}} 1' for node in nodes]
         self.rows: list[Row] = []
+        #: Called while all is waited for to be well again.
+        self.keep: Callable[[], None] | None = None
 
     def well(self) -> bool:
         """Whether an instance on each host serves."""
+        if self.keep is not None:
+            self.keep()
         page = self.server.get("/metrics", self.server.metrics_port)[1]
         if not all(line in page for line in self._workers):
             return False
@@ -113,7 +120,7 @@ class Drills:
 
 
 class Fleet:
-    """An agent on each of two hosts, until `close`."""
+    """An agent on each of two hosts, with room for one worker, until `close`."""
 
     def __init__(self, folder: Path, host: Host, flags: list[list[str]]) -> None:
         self._folder, self._host, self._flags = folder, host, flags
@@ -126,7 +133,7 @@ class Fleet:
     def _command(self, name: str, address: str, number: int) -> list[str]:
         return [sys.executable, "-m", "backends.hosts", f"--listen={address}:{self.port}", f"--host-name={name}",
                 f"--token-file={self._folder / 'token'}", f"--cache-directory={OWN / name}",
-                *self._flags[number]]  # fmt: skip
+                "--max-workers=1", *self._flags[number]]  # fmt: skip
 
     def start_second(self) -> None:
         """Start the agent of the second host."""
@@ -139,11 +146,8 @@ class Fleet:
         self._host.kill()
 
 
-def certificates(folder: Path, name: str, address: str) -> list[Path]:
+def certificates(authority: trustme.CA, folder: Path, name: str, address: str) -> list[Path]:
     """Return the files of a certificate for an address, its key and its authority."""
-    import trustme
-
-    authority = _AUTHORITIES.setdefault(str(folder), trustme.CA())
     issued = authority.issue_cert(address)
     found = [folder / f"{name}.pem", folder / f"{name}.key", folder / "authority.pem"]
     issued.cert_chain_pems[0].write_to_path(found[0])
@@ -151,8 +155,6 @@ def certificates(folder: Path, name: str, address: str) -> list[Path]:
     authority.cert_pem.write_to_path(found[2])
     return found
 
-
-_AUTHORITIES: dict[str, object] = {}
 
 _FILES = ("cert-file", "key-file", "root-cert-file")
 
@@ -162,10 +164,11 @@ def with_agents(folder: Path, models: Path, host: Host, *, tls: bool) -> list[Ro
     flags: list[list[str]] = [[], []]
     ours: list[str] = []
     if tls:
+        authority = trustme.CA()
         for number, address in enumerate((FIRST, host.address)):
-            files = certificates(folder, f"agent{number}", address)
+            files = certificates(authority, folder, f"agent{number}", address)
             flags[number] = [f"--{flag}={path}" for flag, path in zip(_FILES, files, strict=True)]
-        files = certificates(folder, "server", "127.0.0.1")
+        files = certificates(authority, folder, "server", "127.0.0.1")
         ours = [f"--agent-{flag}={path}" for flag, path in zip(_FILES, files, strict=True)]
     fleet = Fleet(folder, host, flags)
     token = f"--agent-token-file={folder / 'token'}"
@@ -205,8 +208,6 @@ def _faults_of_hosts(drills: Drills, host: Host, start: Callable[[], None]) -> N
         host.cut()
         time.sleep(CUT_S)
         host.connect()
-        if not host.processes("backends.hosts") and not host.processes("raylet"):
-            start()
 
     drills.run("`kill -9` of a worker", lambda: _kill(host, f"--model={MODEL}"), OF_WORKERS, noticed=_LOST)
     agent = "backends.hosts"
@@ -240,9 +241,9 @@ class Cluster:
             "RAY_raylet_start_wait_time_s": "200",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
             "XDG_CACHE_HOME": str(OWN / "cache"),
-            "RAY_ADDRESS": f"{head.address}:6379",
-            "RAY_REDIS_ADDRESS": f"{FIRST}:{redis}",
         }
+        self.address = f"{head.address}:6379"
+        self._store = f"{FIRST}:{redis}"
         self._redis = subprocess.Popen(
             ["redis-server", "--port", str(redis), "--bind", FIRST, "--protected-mode", "no", "--save", ""],
             stdout=(folder / "redis").open("ab"), cwd=folder,
@@ -260,24 +261,26 @@ class Cluster:
                 "--object-store-memory=100000000", *words]  # fmt: skip
 
     def _node(self, address: str) -> list[str]:
-        return self._command(address, f"--address={self._head.address}:6379", "--num-cpus=1")
+        return self._command(address, f"--address={self.address}", "--num-cpus=1")
 
     def start_head(self) -> None:
         """Start the head, which runs no workers, and wait until it responds."""
-        (client,) = free_ports(1)
         words = ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={OWN / 'ray'}"]
-        words += [f"--ray-client-server-port={client}"]
-        self._head.start(self._command(self._head.address, *words), self._folder / "head", **self.variables)
+        self._head.start(self._command(self._head.address, *words), self._folder / "head", **self.variables,
+                         RAY_REDIS_ADDRESS=self._store)  # fmt: skip
         wait_for(lambda: self._listens(6379), LIMIT_S)
 
     def _listens(self, port: int) -> bool:
-        import socket
-
         try:
             socket.create_connection((self._head.address, port), 1).close()
         except OSError:
             return False
         return True
+
+    def keep_second(self) -> None:
+        """Start the node of the second host again if it has ended: Ray gives up a host that it cannot reach."""
+        if not self._host.processes("ray.scripts"):
+            self.start_second()
 
     def start_second(self) -> None:
         """Start the node of the second host."""
@@ -287,6 +290,8 @@ class Cluster:
         """Kill everything of the head's host; start it again after 10 s."""
         assert self._head.kill()
         time.sleep(10.0)
+        # Ray looks among all processes for one that uses the address in this file, and sees those of the other hosts.
+        subprocess.run([*self._head.enter, "rm", "-f", str(OWN / "ray" / "ray_current_cluster")], check=True)
         self.start_head()
 
     def close(self) -> None:
@@ -307,9 +312,11 @@ def with_ray(folder: Path, models: Path, host: Host) -> list[Row]:
     old = dict(os.environ)
     os.environ.update(cluster.variables)
     try:
-        flags = "--launcher=ray", f"--ray-address={cluster.variables['RAY_ADDRESS']}"
+        flags = "--launcher=ray", f"--ray-address={cluster.address}"
         with ServerProcess(models, *flags, start_timeout_s=LIMIT_S) as server:
             drills = Drills(server, "ray", (FIRST, host.address), "Ray")
+            wait_for(drills.well, LIMIT_S)
+            drills.keep = cluster.keep_second
             drills.run("`kill -9` of the broker", lambda: _kill_broker(server), noticed="its broker was lost")
             drills.run("head killed for 10 s, state in Redis", cluster.lose_head, noticed="Ray places workers")
             _faults_of_hosts(drills, host, cluster.start_second)

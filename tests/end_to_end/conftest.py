@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from bench.server import ServerProcess
 from shm.region import Region
 from tests import fake_cuda
+from tests.end_to_end import front_doors
 
 #: Writes one Python model: name, configuration behind `backend`, source of model.py.
 WriteModel = Callable[[str, str, str], Path]
@@ -41,6 +42,19 @@ def write_model(tmp_path: Path) -> WriteModel:
         return tmp_path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def door_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of the tests of front doors in processes of their own."""
+    return front_doors.write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def door_server(door_models: Path) -> Iterator[ServerProcess]:
+    """A server with front doors in processes of their own, and all models of `door_models`."""
+    with front_doors.serving(door_models, "--model-control-mode=explicit", "--load-model=*") as running:
+        yield running
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.options import CHAT_DEMO_REPOSITORY
+from tests.end_to_end.vector_model import write_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: What these clients warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,30 +70,6 @@ parameters { key: "naiad.tool_parser" value { string_value: "hermes" } }
 parameters { key: "naiad.openai_fields" value { string_value: "response_format" } }
 """
 
-#: The first number of a vector is how many characters or token ids its input has.
-VECTORS = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.respond(request) for request in requests]
-
-    def respond(self, request):
-        [[text]] = pb_utils.get_input_tensor_by_name(request, "openai_request").as_numpy()
-        vector = np.array([[len(json.loads(text)["input"]), 0.5]], np.float32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vector)])
-"""
-
-VECTORS_CONFIG = """
-backend: "python"
-max_batch_size: 8
-input [ { name: "openai_request" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "embedding" data_type: TYPE_FP32 dims: [ 2 ] } ]
-parameters { key: "naiad.openai_fields" value { string_value: "prompt_token_ids" } }
-"""
-
 
 class City(pydantic.BaseModel):
     """A city, which a model describes."""
@@ -116,16 +92,12 @@ WEATHER: dict[str, Any] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", repository / "chat")
-    for name, config, code in (("talk", TALK_CONFIG, TALK), ("vectors", VECTORS_CONFIG, VECTORS)):
-        write(repository / name, config, code)
+    (repository / "talk" / "1").mkdir(parents=True)
+    (repository / "talk" / "config.pbtxt").write_text(TALK_CONFIG)
+    (repository / "talk" / "1" / "model.py").write_text(TALK)
+    write_vectors(repository)
     with ServerProcess(repository, "--openai-port=0") as running:
         yield running
-
-
-def write(folder: Path, config: str, code: str) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").write_text(code)
 
 
 def base_url(server: ServerProcess) -> str:
@@ -195,8 +167,8 @@ def test_langchain_makes_vectors(langchain: Any, server: ServerProcess) -> None:
     vectors = langchain.OpenAIEmbeddings(
         model="vectors", base_url=base_url(server), api_key="any", check_embedding_ctx_length=False
     )
-    assert vectors.embed_documents(["hello", "a"]) == [[5.0, 0.5], [1.0, 0.5]]
-    assert vectors.embed_query("hello") == [5.0, 0.5]
+    assert vectors.embed_documents(["hello", "a"]) == [[5.0, 5.125], [1.0, 1.125]]
+    assert vectors.embed_query("hello") == [5.0, 5.125]
 
 
 def test_langchain_raises_errors_and_timeouts(langchain: Any, server: ServerProcess) -> None:
@@ -258,7 +230,7 @@ def test_litellm_makes_vectors(litellm: Any, asked: Any) -> None:
     arguments = asked("vectors", input=["hello", "a"])
     del arguments["messages"]
     found = litellm.embedding(**arguments)
-    assert [each["embedding"] for each in found.data] == [[5.0, 0.5], [1.0, 0.5]]
+    assert [each["embedding"] for each in found.data] == [[5.0, 5.125], [1.0, 1.125]]
 
 
 def test_litellm_raises_errors_and_timeouts(litellm: Any, asked: Any, server: ServerProcess) -> None:

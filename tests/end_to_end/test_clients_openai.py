@@ -14,6 +14,7 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.options import CHAT_DEMO_REPOSITORY
+from tests.end_to_end.vector_model import write_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,44 +25,11 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello th
 SAID = "You said: hello there That is all I know."
 
 
-#: The first number of a text's vector is how many letters it has.
-VECTORS = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.respond(request) for request in requests]
-
-    def respond(self, request):
-        [[text]] = pb_utils.get_input_tensor_by_name(request, "openai_request").as_numpy()
-        count = len(json.loads(text)["input"])
-        return pb_utils.InferenceResponse([
-            pb_utils.Tensor("embedding", np.array([[count, count + 0.125]], np.float32)),
-            pb_utils.Tensor("num_input_tokens", np.array([[count]], np.int32)),
-        ])
-"""
-
-VECTORS_CONFIG = """
-backend: "python"
-max_batch_size: 8
-dynamic_batching { }
-input [ { name: "openai_request" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [
-  { name: "embedding" data_type: TYPE_FP32 dims: [ 2 ] },
-  { name: "num_input_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
-]
-"""
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", repository / "chat")
-    (repository / "vectors" / "1").mkdir(parents=True)
-    (repository / "vectors" / "config.pbtxt").write_text(VECTORS_CONFIG)
-    (repository / "vectors" / "1" / "model.py").write_text(VECTORS)
+    write_vectors(repository)
     with ServerProcess(repository, "--openai-port=0") as running:
         yield running
 

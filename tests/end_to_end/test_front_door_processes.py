@@ -23,22 +23,10 @@ from tests.end_to_end.front_doors import (
     door_requests,
     pending_requests,
     serving,
-    write_models,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def server(models: Path) -> Iterator[ServerProcess]:
-    with serving(models, "--model-control-mode=explicit", "--load-model=*") as running:
-        yield running
 
 
 #: The connections of the test that runs.
@@ -86,20 +74,20 @@ def send(
 @pytest.mark.parametrize("count", [4, 2000, 40_000], ids=["inline", "copied to the arena", "received in the arena"])
 @pytest.mark.parametrize("model", ["echo", "double"])
 def test_a_door_responds_with_what_the_model_computes(
-    server: ServerProcess, model: str, count: int, binary: bool
+    door_server: ServerProcess, model: str, count: int, binary: bool
 ) -> None:
-    connection = connect(server)
+    connection = connect(door_server)
     factor = 2 if model == "double" else 1
     send(connection, model, [1.0], binary=binary)  # the doors learn the model
-    before = door_requests(server)
+    before = door_requests(door_server)
     for first in range(5):
         values = [float((first * 7 + place) % 1000) for place in range(count)]
         assert send(connection, model, values, binary=binary) == (200, [factor * each for each in values])
-    assert door_requests(server) - before >= 4
+    assert door_requests(door_server) - before >= 4
 
 
-def test_requests_behind_each_other_on_one_connection_keep_their_order(server: ServerProcess) -> None:
-    connection = connect(server)
+def test_requests_behind_each_other_on_one_connection_keep_their_order(door_server: ServerProcess) -> None:
+    connection = connect(door_server)
     send(connection, "echo", [1.0])
     send(connection, "echo", [1.0])
     assert connection.sock is not None
@@ -116,8 +104,8 @@ def test_requests_behind_each_other_on_one_connection_keep_their_order(server: S
     assert re.findall(rb'"id":"(\d+)"', received) == [b"%d" % number for number in range(20)]
 
 
-def test_other_calls_are_served_on_the_same_connection(server: ServerProcess) -> None:
-    connection = connect(server)
+def test_other_calls_are_served_on_the_same_connection(door_server: ServerProcess) -> None:
+    connection = connect(door_server)
     for _ in range(3):
         assert send(connection, "echo", [3.0]) == (200, [3.0])
         connection.request("GET", "/v2/models/echo/config")
@@ -125,17 +113,17 @@ def test_other_calls_are_served_on_the_same_connection(server: ServerProcess) ->
         assert (response.status, json.loads(response.read())["name"]) == (200, "echo")
 
 
-def test_errors_are_those_of_the_kernel(server: ServerProcess) -> None:
-    connection = connect(server)
+def test_errors_are_those_of_the_kernel(door_server: ServerProcess) -> None:
+    connection = connect(door_server)
     send(connection, "echo", [1.0])
-    before = door_requests(server)
+    before = door_requests(door_server)
     body = b'{"inputs":[{"name":"WRONG","shape":[1],"datatype":"FP32","data":[1]}]}'
     seen = []
     for _ in range(2):
         connection.request("POST", "/v2/models/echo/infer", body)
         response = connection.getresponse()
         seen.append((response.status, response.headers["Content-Type"], response.read()))
-    assert door_requests(server) > before
+    assert door_requests(door_server) > before
     (status, kind, text), _ = seen
     assert seen[0] == seen[1]
     assert (status, kind) == (400, "application/json")
@@ -146,8 +134,8 @@ def test_errors_are_those_of_the_kernel(server: ServerProcess) -> None:
     assert b"unknown model: 'nobody'" in response.read()
 
 
-def test_a_model_is_unloaded_and_loaded_again(server: ServerProcess) -> None:
-    connection, admin = connect(server), connect(server)
+def test_a_model_is_unloaded_and_loaded_again(door_server: ServerProcess) -> None:
+    connection, admin = connect(door_server), connect(door_server)
     for _ in range(2):
         assert send(connection, "double", [4.0] * 4000) == (200, [8.0] * 4000)
         admin.request("POST", "/v2/repository/models/double/unload")
@@ -160,14 +148,14 @@ def test_a_model_is_unloaded_and_loaded_again(server: ServerProcess) -> None:
         assert (response.status, response.read()) == (200, b"")
 
 
-def test_connections_are_spread_over_the_doors(server: ServerProcess) -> None:
-    connections = [connect(server) for _ in range(8)]
+def test_connections_are_spread_over_the_doors(door_server: ServerProcess) -> None:
+    connections = [connect(door_server) for _ in range(8)]
     send(connections[0], "echo", [1.0])
-    before = door_metric(server, "naiad_front_door_requests_total")
+    before = door_metric(door_server, "naiad_front_door_requests_total")
     for connection in connections:
         for _ in range(10):
             assert send(connection, "echo", [1.0])[0] == 200
-    after = door_metric(server, "naiad_front_door_requests_total")
+    after = door_metric(door_server, "naiad_front_door_requests_total")
     counts = [after[number] - before[number] for number in after]
     assert len(counts) == DOORS
     assert max(counts) <= 2 * sum(counts) / DOORS
@@ -175,13 +163,13 @@ def test_connections_are_spread_over_the_doors(server: ServerProcess) -> None:
         connection.close()
 
 
-def test_what_the_kernel_serves_returns_to_it_and_leaves_nothing_behind(server: ServerProcess) -> None:
+def test_what_the_kernel_serves_returns_to_it_and_leaves_nothing_behind(door_server: ServerProcess) -> None:
     """Descriptors and memory of the kernel and of the doors are as before."""
-    processes = [psutil.Process(server.pid), *map(psutil.Process, door_processes(server).values())]
+    processes = [psutil.Process(door_server.pid), *map(psutil.Process, door_processes(door_server).values())]
 
     def round_of_requests() -> None:
         for _ in range(20):
-            connection = connect(server)
+            connection = connect(door_server)
             send(connection, "echo", [1.0] * 5000)
             connection.request("GET", "/v2")
             connection.getresponse().read()
@@ -189,30 +177,30 @@ def test_what_the_kernel_serves_returns_to_it_and_leaves_nothing_behind(server: 
             connection.close()
 
     round_of_requests()
-    wait_for(lambda: sum(door_metric(server, "naiad_front_door_connections").values()) == 0)
+    wait_for(lambda: sum(door_metric(door_server, "naiad_front_door_connections").values()) == 0)
     before = [each.num_fds() for each in processes]
     round_of_requests()
     wait_for(lambda: [each.num_fds() for each in processes] <= [count + 2 for count in before])
 
 
-def test_a_client_that_leaves_cancels_its_request(server: ServerProcess) -> None:
-    warm = connect(server)
+def test_a_client_that_leaves_cancels_its_request(door_server: ServerProcess) -> None:
+    warm = connect(door_server)
     send(warm, "sleepy", [0.0])
-    leaving = [connect(server) for _ in range(3)]
+    leaving = [connect(door_server) for _ in range(3)]
     for connection in leaving:
         body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [0.3]}]})
         connection.request("POST", "/v2/models/sleepy/infer", body)
     for connection in leaving:
         connection.close()
 
-    wait_for(lambda: pending_requests(server, "sleepy") == 0)
+    wait_for(lambda: pending_requests(door_server, "sleepy") == 0)
     assert send(warm, "sleepy", [0.0]) == (200, [0.0])
 
 
-def test_requests_of_doors_are_traced_and_explained(models: Path, tmp_path: Path) -> None:
+def test_requests_of_doors_are_traced_and_explained(door_models: Path, tmp_path: Path) -> None:
     file = tmp_path / "traces.json"
     trace = [f"--trace-config={each}" for each in (f"triton,file={file}", "level=TIMESTAMPS", "rate=1", "count=-1")]
-    with serving(models, *trace) as server:
+    with serving(door_models, *trace) as server:
         connection = connect(server)
         for number in range(5):
             assert send(connection, "echo", [1.0], id=f"traced {number}")[0] == 200
@@ -227,8 +215,8 @@ def test_requests_of_doors_are_traced_and_explained(models: Path, tmp_path: Path
     assert "traced 4" in file.read_text()
 
 
-def test_access_lines_are_in_the_log_of_the_server(models: Path) -> None:
-    with serving(models, "--log-access=true") as server:
+def test_access_lines_are_in_the_log_of_the_server(door_models: Path) -> None:
+    with serving(door_models, "--log-access=true") as server:
         connection = connect(server)
         for number in range(4):
             assert send(connection, "echo", [1.0], id=f"access {number}")[0] == 200
@@ -237,9 +225,9 @@ def test_access_lines_are_in_the_log_of_the_server(models: Path) -> None:
         assert door_requests(server) > 0
 
 
-def test_killed_doors_take_only_their_own_connections(models: Path) -> None:
+def test_killed_doors_take_only_their_own_connections(door_models: Path) -> None:
     """Under load, a door is killed again and again: clients of the other get all responses, and new ones connect."""
-    with serving(models) as server:
+    with serving(door_models) as server:
         ended, wrong = threading.Event(), []
         lost = threading.Semaphore(0)
 
@@ -294,8 +282,8 @@ def test_killed_doors_take_only_their_own_connections(models: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_door_that_hangs_is_killed_and_started_again(models: Path) -> None:
-    with serving(models) as server:
+def test_a_door_that_hangs_is_killed_and_started_again(door_models: Path) -> None:
+    with serving(door_models) as server:
         before = door_processes(server)
         os.kill(before[1], signal.SIGSTOP)
         wait_for(lambda: not psutil.pid_exists(before[1]), timeout_s=60)
@@ -305,9 +293,9 @@ def test_a_door_that_hangs_is_killed_and_started_again(models: Path) -> None:
         assert send(connect(server), "echo", [1.0]) == (200, [1.0])
 
 
-def test_a_stopped_server_drains_its_doors(models: Path) -> None:
+def test_a_stopped_server_drains_its_doors(door_models: Path) -> None:
     """SIGTERM under load: a request in flight over a door gets its response, and all doors end."""
-    with serving(models) as server:
+    with serving(door_models) as server:
         warm = connect(server)
         send(warm, "sleepy", [0.0])
         assert send(warm, "sleepy", [0.0]) == (200, [0.0])
@@ -323,15 +311,15 @@ def test_a_stopped_server_drains_its_doors(models: Path) -> None:
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in doors.values()))
 
 
-def test_doors_end_with_a_kernel_that_is_killed(models: Path) -> None:
-    with serving(models) as server:
+def test_doors_end_with_a_kernel_that_is_killed(door_models: Path) -> None:
+    with serving(door_models) as server:
         doors = door_processes(server)
         assert len(doors) == DOORS
         os.kill(server.pid, signal.SIGKILL)
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in doors.values()))
 
 
-def test_options_that_doors_cannot_serve_are_refused(models: Path) -> None:
+def test_options_that_doors_cannot_serve_are_refused(door_models: Path) -> None:
     from kernel.errors import BadOption
     from kernel.options import (
         GrpcOptions,
@@ -343,7 +331,7 @@ def test_options_that_doors_cannot_serve_are_refused(models: Path) -> None:
         check_options,
     )
 
-    repository = RepositoryOptions((models,))
+    repository = RepositoryOptions((door_models,))
     tls = HttpOptions(tls=TlsOptions(Path("cert"), Path("key")))
     grpc_tls = GrpcOptions(tls=TlsOptions(Path("cert"), Path("key")))
     closed = ListenAddress(False, "127.0.0.1", 0)

@@ -24,7 +24,6 @@ from tests.end_to_end.front_doors import (
     door_requests,
     pending_requests,
     serving,
-    write_models,
 )
 
 if TYPE_CHECKING:
@@ -44,17 +43,6 @@ _TIMEOUT_S = 60
 
 #: What clients call it when their connection is lost, depending on what they were doing.
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def server(models: Path) -> Iterator[ServerProcess]:
-    with serving(models, "--model-control-mode=explicit", "--load-model=*") as running:
-        yield running
 
 
 class Client:
@@ -88,8 +76,8 @@ class Client:
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    made = Client(server)
+def client(door_server: ServerProcess) -> Iterator[Client]:
+    made = Client(door_server)
     yield made
     made.channel.close()
 
@@ -123,20 +111,20 @@ def test_a_response_has_what_the_model_computes(client: Client, model: str, coun
         assert client.numbers(model, values, typed=typed) == wanted
 
 
-def test_a_large_tensor_is_passed_on_until_the_door_has_memory_for_it(server: ServerProcess) -> None:
-    client, values = Client(server), some_numbers(3_000_000)
-    before = door_requests(server)
+def test_a_large_tensor_is_passed_on_until_the_door_has_memory_for_it(door_server: ServerProcess) -> None:
+    client, values = Client(door_server), some_numbers(3_000_000)
+    before = door_requests(door_server)
     assert client.numbers("echo", values) == values
-    wait_for(lambda: client.numbers("echo", values) == values and door_requests(server) > before)
+    wait_for(lambda: client.numbers("echo", values) == values and door_requests(door_server) > before)
     client.channel.close()
 
 
-def test_small_requests_are_served_by_the_doors(server: ServerProcess, client: Client) -> None:
+def test_small_requests_are_served_by_the_doors(door_server: ServerProcess, client: Client) -> None:
     client.numbers("echo", [1.0])
-    before = door_requests(server)
+    before = door_requests(door_server)
     for count in (4, 4, 4, 2000, 2000, 40_000, 40_000):
         client.numbers("echo", some_numbers(count))
-    assert door_requests(server) - before == 7
+    assert door_requests(door_server) - before == 7
 
 
 def test_calls_that_a_door_passes_on_get_the_responses_of_the_kernel(client: Client) -> None:
@@ -154,7 +142,7 @@ def test_calls_that_a_door_passes_on_get_the_responses_of_the_kernel(client: Cli
     assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_inference_that_a_door_does_not_serve_is_passed_on(server: ServerProcess, client: Client) -> None:
+def test_inference_that_a_door_does_not_serve_is_passed_on(door_server: ServerProcess, client: Client) -> None:
     """An unknown model, a decoupled one, and messages that are compressed and large."""
     for values in ([1.0], some_numbers(100_000)):
         with pytest.raises(grpc.RpcError) as refused:
@@ -163,13 +151,13 @@ def test_inference_that_a_door_does_not_serve_is_passed_on(server: ServerProcess
         with pytest.raises(grpc.RpcError) as decoupled:
             client.numbers("several", values)
         assert decoupled.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    before = door_requests(server)
+    before = door_requests(door_server)
     values = some_numbers(300_000)
     compressed = client.infer(request("echo", values), timeout=_TIMEOUT_S, compression=grpc.Compression.Gzip)
     assert numbers_of(compressed) == values
-    assert door_requests(server) == before
+    assert door_requests(door_server) == before
     assert client.numbers("echo", [2.0], model_version="1") == [2.0]  # the door asks what it is
-    wait_for(lambda: client.numbers("echo", [2.0], model_version="1") == [2.0] and door_requests(server) > before)
+    wait_for(lambda: client.numbers("echo", [2.0], model_version="1") == [2.0] and door_requests(door_server) > before)
 
 
 def test_a_request_that_does_not_fit_gets_the_error_of_the_kernel(client: Client) -> None:
@@ -191,11 +179,11 @@ def test_a_stream_has_the_responses_in_the_order_of_its_requests(client: Client)
     ]
 
 
-def test_decoupled_models_respond_over_streams(server: ServerProcess, client: Client) -> None:
-    before = door_requests(server)
+def test_decoupled_models_respond_over_streams(door_server: ServerProcess, client: Client) -> None:
+    before = door_requests(door_server)
     found = [numbers_of(each.infer_response) for each in client.stream([request("several", [300.0])])]
     assert found == [[float(number)] for number in range(300)]
-    assert door_requests(server) - before == 1
+    assert door_requests(door_server) - before == 1
 
 
 @pytest.mark.parametrize("count", [1, 200_000], ids=["small", "large"])
@@ -213,13 +201,13 @@ def test_a_stream_goes_on_in_the_kernel_when_the_door_cannot_serve_it(client: Cl
             assert numbers_of(each.infer_response) == [float(number)] * count
 
 
-def test_a_stream_for_a_version_that_the_door_learns_is_served_by_it(server: ServerProcess) -> None:
-    client = Client(server)
-    before = door_requests(server)
+def test_a_stream_for_a_version_that_the_door_learns_is_served_by_it(door_server: ServerProcess) -> None:
+    client = Client(door_server)
+    before = door_requests(door_server)
     requests = [request("double", [float(number)], model_version="1") for number in range(20)]
     found = [numbers_of(each.infer_response) for each in client.stream(requests)]
     assert found == [[2.0 * number] for number in range(20)]
-    assert door_requests(server) - before == 20
+    assert door_requests(door_server) - before == 20
     client.channel.close()
 
 
@@ -235,29 +223,29 @@ def test_a_stream_that_is_to_end_at_an_error_ends(client: Client) -> None:
     assert list(responses) == []
 
 
-def test_deadlines_hold_over_doors_and_over_passed_on_calls(client: Client, server: ServerProcess) -> None:
+def test_deadlines_hold_over_doors_and_over_passed_on_calls(client: Client, door_server: ServerProcess) -> None:
     client.numbers("sleepy", [0.0])
     for version in ("", "1", "1"):
         with pytest.raises(grpc.RpcError) as late:
             client.infer(request("sleepy", [1.0], model_version=version), timeout=0.1)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_for(lambda: pending_requests(server, "sleepy") == 0)
+    wait_for(lambda: pending_requests(door_server, "sleepy") == 0)
 
 
-def test_calls_that_are_cancelled_leave_no_request(client: Client, server: ServerProcess) -> None:
+def test_calls_that_are_cancelled_leave_no_request(client: Client, door_server: ServerProcess) -> None:
     client.numbers("sleepy", [0.0])
-    before = door_requests(server)
+    before = door_requests(door_server)
     calls = [client.infer.future(request("sleepy", [0.3])) for _ in range(4)]
     stream = client.stream([request("sleepy", [0.3])] * 4)
-    wait_for(lambda: door_requests(server) - before == 8)
+    wait_for(lambda: door_requests(door_server) - before == 8)
     for call in (*calls, stream):
         call.cancel()
-    wait_for(lambda: pending_requests(server, "sleepy") == 0)
+    wait_for(lambda: pending_requests(door_server, "sleepy") == 0)
     assert client.numbers("sleepy", [0.0]) == [0.0]
 
 
-def test_doors_serve_grpc_on_the_event_loop_of_asyncio(models: Path) -> None:
-    with serving(models, "--event-loop=asyncio") as server:
+def test_doors_serve_grpc_on_the_event_loop_of_asyncio(door_models: Path) -> None:
+    with serving(door_models, "--event-loop=asyncio") as server:
         client = Client(server)
         before = door_requests(server)
         assert client.numbers("echo", [1.0]) == [1.0]
@@ -267,8 +255,8 @@ def test_doors_serve_grpc_on_the_event_loop_of_asyncio(models: Path) -> None:
         client.channel.close()
 
 
-def test_watching_health_is_a_stream_of_the_kernel(models: Path) -> None:
-    with serving(models) as server:
+def test_watching_health_is_a_stream_of_the_kernel(door_models: Path) -> None:
+    with serving(door_models) as server:
         client = Client(server)
         watch = client.channel.unary_stream(
             "/grpc.health.v1.Health/Watch", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
@@ -301,15 +289,15 @@ def test_a_model_is_loaded_with_files_of_many_bytes(client: Client) -> None:
     assert client.numbers("double", [4.0]) == [8.0]
 
 
-def test_channels_with_many_streams_are_spread_over_the_doors(server: ServerProcess) -> None:
-    clients = [Client(server) for _ in range(2 * DOORS)]
+def test_channels_with_many_streams_are_spread_over_the_doors(door_server: ServerProcess) -> None:
+    clients = [Client(door_server) for _ in range(2 * DOORS)]
     for each in clients:
         each.numbers("echo", [1.0])
-    before = door_metric(server, "naiad_front_door_requests_total")
+    before = door_metric(door_server, "naiad_front_door_requests_total")
     streams = [each.stream([request("echo", [1.0])] * 5) for each in clients for _ in range(16)]
     for stream in streams:
         assert len(list(stream)) == 5
-    after = door_metric(server, "naiad_front_door_requests_total")
+    after = door_metric(door_server, "naiad_front_door_requests_total")
     counts = [after[number] - before[number] for number in after]
     assert sum(counts) == 2 * DOORS * 16 * 5
     assert max(counts) <= 2 * sum(counts) / DOORS
@@ -317,27 +305,27 @@ def test_channels_with_many_streams_are_spread_over_the_doors(server: ServerProc
         each.channel.close()
 
 
-def test_nothing_is_left_of_connections_and_of_passed_on_calls(server: ServerProcess) -> None:
-    processes = [psutil.Process(server.pid), *map(psutil.Process, door_processes(server).values())]
+def test_nothing_is_left_of_connections_and_of_passed_on_calls(door_server: ServerProcess) -> None:
+    processes = [psutil.Process(door_server.pid), *map(psutil.Process, door_processes(door_server).values())]
 
     def round_of_calls() -> None:
         for _ in range(10):
-            client = Client(server)
+            client = Client(door_server)
             client.numbers("echo", some_numbers(50_000))
             client.call(pb.ServerMetadataRequest())
             list(client.stream([request("echo", [1.0]), request("nobody", [1.0]), request("echo", [1.0])]))
             client.channel.close()
 
     round_of_calls()
-    wait_for(lambda: sum(door_metric(server, "naiad_front_door_connections").values()) == 0)
+    wait_for(lambda: sum(door_metric(door_server, "naiad_front_door_connections").values()) == 0)
     before = [each.num_fds() for each in processes]
     round_of_calls()
     wait_for(lambda: [each.num_fds() for each in processes] <= [count + 2 for count in before])
 
 
-def test_restricted_calls_need_their_header_wherever_they_are_served(models: Path) -> None:
+def test_restricted_calls_need_their_header_wherever_they_are_served(door_models: Path) -> None:
     flags = ("--grpc-restricted-protocol=inference:one=1", "--grpc-restricted-protocol=metadata:two=2")
-    with serving(models, *flags) as server:
+    with serving(door_models, *flags) as server:
         client = Client(server)
         for call, name, value in (
             (lambda **more: client.infer(request("echo", [1.0]), timeout=_TIMEOUT_S, **more), "one", "1"),
@@ -352,8 +340,8 @@ def test_restricted_calls_need_their_header_wherever_they_are_served(models: Pat
         client.channel.close()
 
 
-def test_access_lines_name_what_was_passed_on_once(models: Path) -> None:
-    with serving(models, "--log-access=true") as server:
+def test_access_lines_name_what_was_passed_on_once(door_models: Path) -> None:
+    with serving(door_models, "--log-access=true") as server:
         client = Client(server)
         client.numbers("echo", [1.0], id="seen")
         client.call(pb.ServerMetadataRequest())
@@ -365,10 +353,10 @@ def test_access_lines_name_what_was_passed_on_once(models: Path) -> None:
         client.channel.close()
 
 
-def test_requests_over_doors_are_traced_as_those_of_grpc(models: Path, tmp_path: Path) -> None:
+def test_requests_over_doors_are_traced_as_those_of_grpc(door_models: Path, tmp_path: Path) -> None:
     file = tmp_path / "traces.json"
     trace = [f"--trace-config={each}" for each in (f"triton,file={file}", "level=TIMESTAMPS", "rate=1", "count=-1")]
-    with serving(models, *trace) as server:
+    with serving(door_models, *trace) as server:
         client = Client(server)
         for number in range(3):
             client.numbers("echo", [1.0], id=f"traced {number}")
@@ -379,9 +367,9 @@ def test_requests_over_doors_are_traced_as_those_of_grpc(models: Path, tmp_path:
     assert "HTTP_RECV_START" not in text
 
 
-def test_killed_doors_take_only_their_own_channels(models: Path) -> None:
+def test_killed_doors_take_only_their_own_channels(door_models: Path) -> None:
     """Under load of unary calls, streams and passed on calls a door is killed again and again."""
-    with serving(models) as server:
+    with serving(door_models) as server:
         ended = threading.Event()
         wrong: list[object] = []
         lost = threading.Semaphore(0)
@@ -443,9 +431,9 @@ def test_killed_doors_take_only_their_own_channels(models: Path) -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_stopped_server_drains_the_calls_of_its_doors(models: Path) -> None:
+def test_a_stopped_server_drains_the_calls_of_its_doors(door_models: Path) -> None:
     """SIGTERM under load: what runs over a door, and what it has passed on, gets its response."""
-    with serving(models) as server:
+    with serving(door_models) as server:
         client, found = Client(server), []
         client.numbers("sleepy", [0.0])
         before = door_requests(server)

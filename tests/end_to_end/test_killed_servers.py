@@ -105,5 +105,5 @@ def test_files_of_a_load_request_are_removed_by_the_next_server(
         server.wait()
     [folder] = temporary.glob("naiad-model-*")
     with ServerProcess(repository, *flags) as server:
-        server.wait_for_log(f"removed '{folder}', left behind by a server that was killed")
+        server.wait_for_log(f"folder '{folder}' was removed: a server that was killed had left it")
         assert not folder.exists()

@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trustme
 
 from bench.server import ServerProcess, wait_for
 from tests.backends.hosts.agent_process import AgentProcess
@@ -185,12 +186,54 @@ def test_a_model_chooses_its_launcher(write_model: WriteModel, tmp_path: Path) -
         assert len(agent.workers()) == 1
 
 
+def certificate(authority: trustme.CA, folder: Path, holder: str) -> dict[str, Path]:
+    """Write the files of a certificate; returns the end of their flags → file."""
+    issued = authority.issue_cert("127.0.0.1")
+    found = {flag: folder / f"{holder}.{flag}" for flag in ("cert-file", "key-file", "root-cert-file")}
+    issued.cert_chain_pems[0].write_to_path(found["cert-file"])
+    issued.private_key_pem.write_to_path(found["key-file"])
+    authority.cert_pem.write_to_path(found["root-cert-file"])
+    return found
+
+
+def test_agents_with_certificates_serve_who_has_one_of_their_authority(write_model: WriteModel, tmp_path: Path) -> None:
+    repository, folder = write_model("m", CONFIG, SLOW), beside(tmp_path, "files")
+    folder.mkdir()
+    authority = trustme.CA()
+    of_agent, of_server = certificate(authority, folder, "agent"), certificate(authority, folder, "server")
+    of_stranger = {**certificate(trustme.CA(), folder, "stranger"), "root-cert-file": of_server["root-cert-file"]}
+
+    def options(files: dict[str, Path]) -> list[str]:
+        return [f"--agent-{flag}={path}" for flag, path in files.items()]
+
+    with AgentProcess(folder / "agent", *(f"--{flag}={path}" for flag, path in of_agent.items())) as agent:
+        with ServerProcess(repository, *flags(agent), *options(of_server)) as server:
+            large = list(range(300_000))
+            wait_for(lambda: infer(server, *large) == [each + 1 for each in large])
+            os.kill(agent.workers()[0], signal.SIGKILL)
+            server.wait_for_log("the worker of model instance 'm_0' was lost: killed by signal 9 (SIGKILL)")
+            wait_for(lambda: infer(server, 0, 7) == [1, 8])
+            agent.kill()
+            server.wait_for_log("the host was lost (its connection")
+            agent.start()
+            wait_for(lambda: infer(server, 0, 7) == [1, 8])
+        for files, text in ((options(of_stranger), "refuses our certificate"), ([], "it may be no agent, or one that")):
+            with ServerProcess(repository, *flags(agent), "--model-control-mode=explicit", *files) as server:
+                server.wait_for_log(text)
+        wait_for(lambda: "the certificate of the server is refused: " in agent.log)
+    assert agent.log.count("uses this host") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (
             ["--listen=0.0.0.0:7000"],
             "error: --listen=0.0.0.0:7000 is an address for other hosts: it needs --token-file",
+        ),
+        (
+            ["--listen=127.0.0.1:0", "--cert-file=a", "--root-cert-file=b"],
+            "error: --key-file is missing: --cert-file, --key-file, --root-cert-file are given together or not at all",
         ),
         (["--listen=7000"], "error: --listen: '7000' is no address of the form HOST:PORT, with a port from 0 to 65535"),
     ],

@@ -13,53 +13,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.traffic.route import bucket_of, seed_of
+from tests.end_to_end.rollout_models import START, rollout, write
 from tests.end_to_end.traffic_models import ALL_VERSIONS, CONFIG, call, load
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CODE = """
-import os, time
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def initialize(self, args):
-        self.version = float(args["model_version"])
-        self.count = 0
-{initialize}
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            self.count += 1
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-{execute}
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + self.version)]))
-        return responses
-"""
-
-#: What the new version does, by name.
-CANDIDATES = {
-    "good": ("", ""),
-    "failing": ("", 'responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("wrong"))); continue'),
-    "crashing": ("", "os._exit(3)"),
-    "hanging": ("", "time.sleep(3600)"),
-    "slow": ("", "time.sleep(0.05)"),
-    "wrong": ("", ""),  # each version adds its number
-    "broken": ('raise ValueError("it has no weights")', ""),
-}
-
-
-def write(repository: Path, version: int, kind: str = "good") -> None:
-    folder = repository / "m" / str(version)
-    folder.mkdir(parents=True)
-    initialize, execute = CANDIDATES[kind]
-    code = CODE.replace("{initialize}", f"        {initialize}").replace("{execute}", f"            {execute}")
-    (folder / "model.py").write_text(code)
 
 
 @pytest.fixture
@@ -68,15 +32,6 @@ def repository(tmp_path: Path) -> Path:
     write(made, 3)
     (made / "m" / "config.pbtxt").write_text(CONFIG)
     return made
-
-
-def rollout(server: ServerProcess) -> Any:
-    return call(server, "/v2/models/m/rollout")
-
-
-START = {
-    "to": 4, "steps": [20, 50, 100], "every_s": 0.5, "least_requests": 20, "guards": ["errors"], "hang_s": 60,
-}  # fmt: skip
 
 
 def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(repository: Path) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backends.supervision.idle_priority import regains_priority
 from bench.server import ServerProcess, wait_for
 from tests.end_to_end.traffic_models import call, load, write_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Both versions write into their inputs. Version 4 has other numbers for inputs that begin with a multiple of 10.
 CODE = """
@@ -26,6 +27,8 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         self.version = args["model_version"]
+        with open(os.path.join(args["model_repository"], self.version, "pid"), "w") as file:
+            file.write(str(os.getpid()))
     def execute(self, requests):
         responses = []
         for request in requests:
@@ -103,6 +106,29 @@ def test_outputs_are_compared_under_load_and_the_worst_requests_are_replayed(rep
         assert "output 'OUT' differs" in replayed.stdout
 
 
+def is_low(pid: int) -> bool:
+    """Whether a process has only the processor time that nobody else wants."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/autogroup").read_text().split()[-1] == "19":
+            return True
+    return os.sched_getscheduler(pid) == os.SCHED_IDLE
+
+
+def test_the_workers_of_a_shadow_wait_for_everybody_else_until_a_client_uses_them(repository: Path) -> None:
+    if not os.access("/proc/self/autogroup", os.W_OK) and not regains_priority():
+        pytest.skip("the system has no priority that a process gets back from")
+    with ServerProcess(repository) as server:
+        stable, candidate = (int((repository / "m" / version / "pid").read_text()) for version in ("3", "4"))
+        assert not is_low(candidate)
+        while not is_low(candidate):  # without privileges the system takes one change in 0.1 s
+            load_of_clients(server, 2, 20)
+            assert settled(server)["pairs"] > 0
+        assert not is_low(stable)
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+        call(server, "/v2/models/m/versions/4/infer", body)
+        wait_for(lambda: not is_low(candidate))
+
+
 def test_a_shadow_that_dies_costs_no_client_a_response(repository: Path) -> None:
     with ServerProcess(repository) as server:
         body = {"id": "fatal", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [12345]}]}
@@ -140,3 +166,4 @@ def test_the_worst_requests_are_only_for_those_who_administer_the_server(reposit
                 state = state.get("rollout", state)
                 assert (state["phase"], state["reason"], state["by"].partition(" ")[0]) == ("paused", "paused", by)
                 assert ("127.0.0.1" in text) == bool(by), "nobody else learns who it was"
+                assert ("with the key in header admin-key" in text) == bool(by)

@@ -63,7 +63,7 @@ class cudaDeviceAttr(enum.IntEnum):
 
 _SUCCESS = cudaError_t.cudaSuccess
 _OK = (_SUCCESS,)
-_INVALID = (cudaError_t.cudaErrorInvalidValue, None)
+INVALID = (cudaError_t.cudaErrorInvalidValue, None)
 
 #: `device` is the current device of a thread.
 _current = threading.local()
@@ -101,7 +101,7 @@ class cudaIpcMemHandle_t:
 
 
 #: Streams by their addresses, for as long as the process lives: libraries give addresses.
-_streams: dict[int, Stream] = {}
+streams: dict[int, Stream] = {}
 
 #: Memory of the host that was pinned, by address; and how often memory was allocated, for tests that count.
 pinned: dict[int, Any] = {}
@@ -125,7 +125,7 @@ class Clock:
     def reset(self, copy_ms: float = 0.0, execution_ms: float = 0.0) -> None:
         """Begin again."""
         self.host_ms, self.copy_ms, self.execution_ms = 0.0, copy_ms, execution_ms
-        for stream in _streams.values():
+        for stream in streams.values():
             stream.end_ms = 0.0
 
     def wait(self, until_ms: float) -> None:
@@ -151,7 +151,7 @@ class Stream:
         #: When all of it is done, on the clock, and when the last entries were really done: number → seconds.
         self.end_ms = 0.0
         self.done_at_s: dict[int, float] = {}
-        _streams[id(self)] = self
+        streams[id(self)] = self
 
     def takes(self, duration_ms: float) -> None:
         """What was enqueued last takes this long."""
@@ -181,7 +181,7 @@ class Stream:
 
 def forget_work() -> None:
     """Let nothing be done that is still enqueued: other tests did not wait for it, and its memory is gone."""
-    for stream in _streams.values():
+    for stream in streams.values():
         stream.done += len(stream.work)
         stream.work.clear()
 
@@ -245,7 +245,7 @@ class Event:
 
 def cudaStream_t(address: int) -> Stream | SpecialStream:
     """Return the stream at an address. 0 to 2 are the default streams that every process has."""
-    return SpecialStream(address) if address in (0, 1, 2) else _streams[address]
+    return SpecialStream(address) if address in (0, 1, 2) else streams[address]
 
 
 def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
@@ -272,13 +272,13 @@ def cudaMalloc(byte_size: int) -> tuple[cudaError_t, int | None]:
 
 
 def cudaFree(address: Any) -> tuple[cudaError_t]:
-    return _OK if memory.free(int(address)) else _INVALID[:1]
+    return _OK if memory.free(int(address)) else INVALID[:1]
 
 
 def cudaIpcGetMemHandle(address: Any) -> tuple[cudaError_t, cudaIpcMemHandle_t | None]:
     raw = memory.handle_of(int(address))
     if raw is None:
-        return _INVALID
+        return INVALID
     handle = cudaIpcMemHandle_t()
     ctypes.memmove(handle.getPtr(), raw, CUDA_IPC_HANDLE_SIZE)
     return _SUCCESS, handle
@@ -286,7 +286,7 @@ def cudaIpcGetMemHandle(address: Any) -> tuple[cudaError_t, cudaIpcMemHandle_t |
 
 def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, flags: int) -> tuple[cudaError_t, int | None]:
     if flags != cudaIpcMemLazyEnablePeerAccess:
-        return _INVALID
+        return INVALID
     try:
         return _SUCCESS, memory.open_handle(ctypes.string_at(handle.getPtr(), CUDA_IPC_HANDLE_SIZE))
     except PermissionError:
@@ -294,17 +294,17 @@ def cudaIpcOpenMemHandle(handle: cudaIpcMemHandle_t, flags: int) -> tuple[cudaEr
     except OSError:
         return cudaError_t.cudaErrorInvalidResourceHandle, None
     except ValueError:
-        return _INVALID
+        return INVALID
 
 
 def cudaIpcCloseMemHandle(address: Any) -> tuple[cudaError_t]:
-    return _OK if memory.close_handle(int(address)) else _INVALID[:1]
+    return _OK if memory.close_handle(int(address)) else INVALID[:1]
 
 
 def cudaMemcpyAsync(target: Any, source: Any, byte_size: int, kind: Any, stream: Any) -> tuple[cudaError_t]:
     copy = _address(target), _address(source), byte_size
     if any(_is_pinned_in_part(address, byte_size) for address in copy[:2]):
-        return _INVALID[:1]
+        return INVALID[:1]
     if isinstance(stream, (Stream, SpecialStream)):
         stream.work.append(copy)
         crosses = any(memory.range_of(address) is None for address in copy[:2])
@@ -401,7 +401,7 @@ def cudaHostAlloc(byte_size: int, flags: int) -> tuple[cudaError_t, int]:
 
 
 def cudaFreeHost(address: Any) -> tuple[cudaError_t]:
-    return _OK if pinned.pop(int(address), None) is not None else _INVALID[:1]
+    return _OK if pinned.pop(int(address), None) is not None else INVALID[:1]
 
 
 def cudaHostRegister(address: int, byte_size: int, flags: int) -> tuple[cudaError_t]:
@@ -410,7 +410,7 @@ def cudaHostRegister(address: int, byte_size: int, flags: int) -> tuple[cudaErro
     if os.environ.get("FAKE_CUDA_PINS_NOTHING"):
         return (cudaError_t.cudaErrorNotSupported,)
     if address % mmap.PAGESIZE or not byte_size or flags != cudaHostRegisterPortable:
-        return _INVALID[:1]
+        return INVALID[:1]
     if any(start < address + byte_size and address < start + size for start, size in registered.items()):
         return (cudaError_t.cudaErrorHostMemoryAlreadyRegistered,)
     registered[address] = byte_size
@@ -421,7 +421,7 @@ def cudaHostUnregister(address: int) -> tuple[cudaError_t]:
     if address not in registered:
         return (cudaError_t.cudaErrorHostMemoryNotRegistered,)
     end = address + registered.pop(address)
-    for stream in list(_streams.values()):
+    for stream in list(streams.values()):
         copies = [entry for entry in list(stream.work) if isinstance(entry, tuple)]
         if any(address <= place < end for entry in copies for place in entry[:2]):
             return (cudaError_t.cudaErrorIllegalAddress,)  # as the real one does when the copy is made
@@ -429,7 +429,7 @@ def cudaHostUnregister(address: int) -> tuple[cudaError_t]:
 
 
 def cudaDeviceSynchronize() -> tuple[cudaError_t]:
-    for stream in list(_streams.values()):
+    for stream in list(streams.values()):
         stream.run()
     return _OK
 
@@ -542,14 +542,14 @@ def cudaStreamCreateWithPriority(flags: int, priority: int) -> tuple[cudaError_t
 
 def cudaStreamBeginCapture(stream: Stream, mode: cudaStreamCaptureMode) -> tuple[cudaError_t]:
     if stream.before_capture is not None:
-        return _INVALID[:1]
+        return INVALID[:1]
     stream.before_capture, stream.work = stream.work, []
     return _OK
 
 
 def cudaStreamEndCapture(stream: Stream) -> tuple[cudaError_t, Graph | None]:
     if stream.before_capture is None:
-        return _INVALID
+        return INVALID
     graph = Graph(stream.work)
     stream.work, stream.before_capture = stream.before_capture, None
     return _SUCCESS, graph

@@ -39,6 +39,29 @@ def test_a_task_that_ends_by_an_exception_is_logged_with_its_traceback_and_count
     assert "Bug: in the background" in caplog.text
 
 
+def test_a_wait_ends_when_no_task_runs_any_more() -> None:
+    order: list[str] = []
+
+    async def scenario() -> None:
+        tasks = BackgroundTasks(FailureCount())
+
+        async def second() -> None:
+            await settled()
+            order.append("second")
+
+        async def first() -> None:
+            await settled()
+            order.append("first")
+            tasks.start(second())
+
+        tasks.start(first())
+        await tasks.wait()
+        order.append("waited")
+
+    asyncio.run(scenario())
+    assert order == ["first", "second", "waited"]
+
+
 def test_an_expected_error_goes_to_the_caller_that_waits_for_it_and_is_not_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

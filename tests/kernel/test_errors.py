@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 
 import pytest
 
 from kernel.errors import (
     MAX_MODEL_TEXT,
+    BadConfig,
     ErrorCode,
     InternalError,
     ModelLoadFailed,
@@ -15,6 +17,8 @@ from kernel.errors import (
     NoDescriptorLeft,
     ServingError,
     Unavailable,
+    failing_as,
+    failure_logged,
     file_error,
     lacks_descriptors,
     worker_error,
@@ -53,6 +57,45 @@ def test_without_descriptors_the_server_is_unavailable(number: int) -> None:
     error = file_error("the file cannot be read", cause)
     assert isinstance(error, NoDescriptorLeft)
     assert error.code is Unavailable.code
+
+
+def test_code_of_others_fails_with_the_error_that_is_made_of_what_it_raises() -> None:
+    cause = KeyError("a")
+    with (
+        pytest.raises(InternalError, match="it failed: KeyError") as caught,
+        failing_as(lambda error: InternalError(f"it failed: {type(error).__name__}")),
+    ):
+        raise cause
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("raised", [BadConfig("as it is"), KeyboardInterrupt("as it is")])
+def test_an_error_that_passes_goes_on_as_it_is(raised: BaseException) -> None:
+    with (
+        pytest.raises(type(raised), match="as it is") as caught,
+        failing_as(lambda error: InternalError("changed"), passes=ServingError),
+    ):
+        raise raised
+    assert caught.value is raised
+
+
+def test_a_step_that_fails_is_logged_where_it_stands_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    done = []
+    for number in (1, 2):
+        with failure_logged(logging.getLogger("some"), "step %d has failed", number):
+            if number == 1:
+                raise ValueError("why")
+            done.append(number)
+    [record] = caplog.records
+    assert (done, record.getMessage(), record.levelname) == ([2], "step 1 has failed", "ERROR")
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ValueError)
+    assert record.pathname == __file__
+
+
+def test_an_interrupt_ends_all_steps() -> None:
+    with pytest.raises(KeyboardInterrupt), failure_logged(logging.getLogger("some"), "a step has failed"):
+        raise KeyboardInterrupt
 
 
 def test_other_errors_of_files_keep_their_text() -> None:

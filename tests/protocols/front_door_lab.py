@@ -151,13 +151,13 @@ class LateHelpers(DirectHelpers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: list[HelperTask] = []
+        self.waiting: list[HelperTask] = []
 
     def add(self, task: HelperTask) -> None:
-        self._waiting.append(task)
+        self.waiting.append(task)
 
     def run_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for task in waiting:
             super().add(task)
 
@@ -166,12 +166,17 @@ class FrontDoorLab:
     """A kernel with models that are functions. Its clock does not run."""
 
     def __init__(
-        self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20, regions_are_owned: bool = False
+        self,
+        *,
+        allow_client_shm: str = "local",
+        arena_byte_size: int = 2**20,
+        regions_are_owned: bool = False,
+        traces: TraceSettings | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.catalog = Catalog()
         self.regions = RegionRegistry(owned=regions_are_owned)
-        settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
+        settings = KernelSettings(trace=traces or TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
         self.repository = RecordingRepository(self.catalog)
         self.helpers = DirectHelpers()
         self.text_helpers = DirectHelpers()

@@ -36,7 +36,7 @@ def lab(
 
 
 def submit(case: Lab, *ids: str, rows: int = 1) -> list[Request]:
-    """Submit requests that come in one turn of the loop."""
+    """Submit requests that come in one event-loop iteration."""
     requests = [case.request(id, rows) for id in ids]
     for request in requests:
         case.inbox.post(Submitted(request))
@@ -61,7 +61,7 @@ def test_without_a_delay_a_lone_request_runs_at_once() -> None:
     assert case.running == [["a"]]
 
 
-def test_what_comes_in_one_turn_of_the_loop_runs_together() -> None:
+def test_what_comes_in_one_iteration_of_the_loop_runs_together() -> None:
     case = lab(DynamicBatching())
     submit(case, "a", "b", "c")
     assert case.running == [["a", "b", "c"]]

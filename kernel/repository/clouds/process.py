@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.errors import failing_as
 from kernel.repository.clouds.messages import (
     IDLE_S,
     MAX_ITEM_COUNT,
@@ -223,7 +224,7 @@ class Stores:
     def answer(self, request: Request, progress: Callable[[int], None]) -> Any:
         """Return the result of a request; `progress` gets how many bytes have arrived. Raises `StoreError`."""
         root = request.place.root
-        try:
+        with failing_as(lambda error: StoreError(error_text(error, request.place)), passes=StoreError):
             client = self._client(request.place)
             client.invalidate_cache()
             match request:
@@ -235,10 +236,6 @@ class Stores:
                     return _read_objects(client, request, progress)
                 case Download():
                     return download(request, lambda name, *limits: _part(client, f"{root}/{name}", *limits), progress)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise StoreError(error_text(error, request.place)) from error
 
     def _client(self, place: Place) -> Any:
         key = msgspec.json.encode([place.protocol, place.arguments])

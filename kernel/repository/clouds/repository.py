@@ -300,7 +300,7 @@ class CloudRepository:
         if not copy.missing:
             return None
         logger.info(
-            "copying model '%s' from %s: %d of %d files, %s",
+            "model '%s' is copied from %s: %d of %d files, %s",
             name, self.path, len(copy.missing), copy.file_count, bytes_text(byte_size),
         )  # fmt: skip
         next_line_s = begun_s + _REPORT_S
@@ -313,7 +313,7 @@ class CloudRepository:
             if now_s >= next_line_s:
                 next_line_s = now_s + _REPORT_S
                 rate = f"{count / 1e6 / max(now_s - begun_s, 1e-3):,.1f} MB/s"
-                logger.info("copying model '%s': %s, %s", name, bytes_text(byte_size, count), rate)
+                logger.info("model '%s' is copied: %s, %s", name, bytes_text(byte_size, count), rate)
 
         report(0, byte_size)
         request = await in_file_thread(copy.request, self._place)
@@ -325,7 +325,7 @@ class CloudRepository:
                 raise failure from error
             return failure
         report(byte_size, byte_size)
-        logger.info("copied model '%s' in %.1f s", name, time.monotonic() - begun_s)
+        logger.info("model '%s' was copied in %.1f s", name, time.monotonic() - begun_s)
         return None
 
     def _warn_of(self, left_out: tuple[str, ...]) -> None:

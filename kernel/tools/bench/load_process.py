@@ -31,6 +31,7 @@ from kernel.tools.bench.messages import (
     LatencyHistogram,
     LoadPoint,
     LoadProblem,
+    LoadReady,
     LoadSetup,
     MessageFrames,
     PointProgress,
@@ -462,6 +463,7 @@ def main() -> None:
     loop = LoadLoop(setup, new_state, module.sequence_id_bytes, _INPUT)
     gc.freeze()
     gc.disable()  # nothing here has cycles; a collection would stand in the latencies
+    _write(LoadReady())
     while True:
         message = commands.next()
         if not isinstance(message, LoadPoint):  # a load that had ended already should be stopped

@@ -61,6 +61,10 @@ class StopLoad(msgspec.Struct, frozen=True, tag=True):
     """End the load now; what was measured so far is sent."""
 
 
+class LoadReady(msgspec.Struct, frozen=True, tag=True):
+    """From a load process, once: it has its setup, and begins a load when it is due."""
+
+
 class PointProgress(msgspec.Struct, frozen=True, tag=True):
     """From a load process, some times a second: what has ended within the time that counts."""
 
@@ -109,7 +113,7 @@ class LoadProblem(msgspec.Struct, frozen=True, tag=True):
 
 ToProcess = LoadSetup | LoadPoint | StopLoad
 
-FromProcess = PointProgress | PointResult | LoadProblem
+FromProcess = LoadReady | PointProgress | PointResult | LoadProblem
 
 to_process: msgspec.msgpack.Decoder[ToProcess] = msgspec.msgpack.Decoder(ToProcess)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -35,8 +36,10 @@ _OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, Stream
 
 _DATA_SENT, _CLOSED_STREAM = StreamEvent.DATA_SENT, StreamState.CLOSED
 
-#: How much is received at once; there must be room for any frame that is not DATA.
+#: How much is received at once; there must be room for any frame that is not DATA. Of a large message in small frames
+#: more is received: a read costs more than the frames in it.
 RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_CONTROL_FRAME_BYTE_SIZE)
+_LARGE_RECEIVE_BYTE_SIZE = 256 * 2**10
 
 #: Of a frame, the rest from this size on is received to where it belongs; less is received with what follows it, and
 #: copied: a read costs more.
@@ -93,6 +96,20 @@ def message_budget() -> MessageBudget:
     return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, asyncio.get_running_loop().call_soon)
 
 
+class _SharedMemory(threading.local):
+    """Memory of a thread for the bytes of one read.
+
+    They are taken, or kept elsewhere, before the next read of any connection of the thread.
+    """
+
+    def __init__(self) -> None:
+        self.large = memoryview(bytearray(_LARGE_RECEIVE_BYTE_SIZE))
+        self.usual = self.large[:RECEIVE_BYTE_SIZE]
+
+
+_shared = _SharedMemory()
+
+
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
@@ -128,8 +145,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._iteration_end = IterationEnd.current()
         #: Messages that wait for a later iteration, because those before them took long.
         self._held: list[tuple[StreamEvent, Stream]] = []
-        self._memory = memoryview(bytearray(RECEIVE_BYTE_SIZE))
-        #: The part of the memory that was received and not taken.
+        self._usual_memory, self._large_memory = _shared.usual, _shared.large
+        #: What was received and not taken is between `_start` and `_end`: in memory of the connection's own, if a read
+        #: has left something, else in the shared memory.
+        self._memory = self._large_memory
+        self._own_memory: memoryview | None = None
         self._start = 0
         self._end = 0
         #: Whether the transport was given another buffer than the memory: the buffer of a large message.
@@ -160,6 +180,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             if direct is not None and len(direct) >= _LEAST_DIRECT_BYTE_SIZE:
                 self._receives_directly = True
                 return direct[: self._budget.room]
+            self._receives_directly = False
+            self._memory = self._large_memory
+            return self._usual_memory if direct is None else self._large_memory
         self._receives_directly = False
         return self._memory[self._end :]
 
@@ -193,10 +216,18 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._set_reading(False)
             if not self.sending.ended:
                 self._messages.wait(self._continue)
-        elif self._start < self._end and self._start:
-            rest = self._end - self._start
-            self._memory[:rest] = bytes(self._memory[self._start : self._end])
-            self._start, self._end = 0, rest
+        if self._start < self._end and not (receiving.has_more and self._memory is self._own_memory):
+            self._keep_rest()
+
+    def _keep_rest(self) -> None:
+        """Keep what was received and not taken, at the start of memory of the connection's own."""
+        rest = self._end - self._start
+        own = self._own_memory
+        if own is None or len(own) < rest:
+            own = self._own_memory = memoryview(bytearray(max(rest, RECEIVE_BYTE_SIZE)))
+        if self._start or self._memory is not own:
+            own[:rest] = bytes(self._memory[self._start : self._end])
+            self._memory, self._start, self._end = own, 0, rest
 
     def pause_writing(self) -> None:
         self._write_paused = True

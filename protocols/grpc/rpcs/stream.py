@@ -67,8 +67,9 @@ class StreamCall:
         self._encoded: deque[EncodedStreamResponse] = deque()
         #: The response that has not left: the next one waits for `_message_sent`.
         self._leaving: EncodedStreamResponse | None = None
-        self._sending_headers: asyncio.Task[None] | None = None
         self._headers_sent = False
+        #: Wakes `run`: the first response is to be sent, after the headers, or the stream has ended before.
+        self._headers_due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: Whether more requests are accepted.
         self._reads = True
         #: Whether `_read_on` will be called.
@@ -89,6 +90,10 @@ class StreamCall:
         self.call.set_callbacks(self._read, self._message_sent, self._choose_buffer)
         self._read()
         try:
+            await self._headers_due
+            if not self._ended.done():
+                await self._stream.send_initial_metadata()
+                self._send_first()
             await self._ended
         finally:
             self._ended.cancel()  # responses that are still to come are released
@@ -113,15 +118,19 @@ class StreamCall:
         """End the stream with `error`."""
         if not self._ended.done():
             self._ended.set_exception(error)
+            self._wake()
 
     def _end_if_done(self) -> None:
         if not self._reads and not self._open_requests and not self._ended.done():
             self._ended.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._headers_due.done():
+            self._headers_due.set_result(None)
 
     def _release(self) -> None:
         """Release what will not be sent."""
-        if self._sending_headers is not None:
-            self._sending_headers.cancel()
         if self._leaving is not None and not self._headers_sent:
             self._encoded.append(self._leaving)
         while self._buffers:
@@ -294,19 +303,14 @@ class StreamCall:
             self._finish(encoded)
         elif not self._headers_sent:
             self._leaving = encoded
-            self._sending_headers = asyncio.get_running_loop().create_task(self._send_headers())
+            self._wake()
         elif self.call.send_message_nowait(encoded.parts, encoded.release):
             self._finish(encoded)
         else:
             self._leaving = encoded
 
-    async def _send_headers(self) -> None:
-        """Send the headers of the stream's response, and after them the message that waits in `_leaving`."""
-        try:
-            await self._stream.send_initial_metadata()
-        except Exception as error:
-            self._fail(error)
-            return
+    def _send_first(self) -> None:
+        """The headers are sent: send the message that waits for them in `_leaving`."""
         assert self._leaving is not None
         self._encoded.appendleft(self._leaving)
         self._leaving, self._headers_sent = None, True

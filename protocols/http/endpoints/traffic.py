@@ -147,4 +147,6 @@ def _control(call: HttpCall) -> TrafficControl:
 
 def _by(call: HttpCall) -> str:
     """Return who changes the rule, for the history."""
-    return f"HTTP {peer_text(peer_of(call.http))}"
+    key = call.door.rules.restrictions.admin.key
+    with_key = "" if key is None else f" with the key in header {key.header}"
+    return f"HTTP {peer_text(peer_of(call.http))}{with_key}"

@@ -7,6 +7,9 @@ What a backend reports reaches the statistics and the traces of the requests.
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 import pytest
 
 from backends.transport import wire
@@ -24,6 +27,9 @@ from tests.backends.supervision.played_worker import (
     run,
     settle,
 )
+
+if TYPE_CHECKING:
+    from kernel.serving.response import Response
 
 
 def queued(bench: Bench, id: str = "", **more: object) -> Request:
@@ -435,3 +441,33 @@ def test_a_report_that_no_worker_of_ours_sends_ends_the_worker() -> None:
         assert bench.lost
 
     run(scenario)
+
+
+class AwaitedSink(RecordingSink):
+    """Says when a response has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = asyncio.Event()
+
+    def send(self, response: Response) -> None:
+        super().send(response)
+        self.came.set()
+
+
+def test_responses_of_a_stream_are_taken_from_the_outbox_of_a_worker_that_computes() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.worker.channel.share_outbox()
+        sink = AwaitedSink()
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], sink)
+        bench.model.submit(request)
+        await bench.received()
+        await bench.say(wire.Responded(1, False, response(b"1")))
+        for number in (b"2", b"3"):
+            sink.came.clear()
+            bench.worker.channel.send_later(wire.Responded(1, False, response(number)))
+            await sink.came.wait()
+        await bench.say(wire.Responded(1, True), wire.Executed(1))
+        assert data(request) == [b"1", b"2", b"3"], "nothing comes twice"
+
+    run(scenario, decoupled=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from backends.worker.memory import AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
-from backends.worker.responder import MAX_OVERSHOOT, BatchResponder
+from backends.worker.responder import FAST_NS, MAX_KEPT_NS, MAX_OVERSHOOT, BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
 from shm.arrays import datatype_of
 from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from backends.worker.request import WorkerRequest
 
 LARGE = np.arange(INLINE_LIMIT, dtype=np.float32)
@@ -338,3 +341,98 @@ def test_an_array_of_float64_is_not_taken_for_text(bench: Bench) -> None:
     request.respond([OutputValue("A", "BYTES", np.array([b"a"], object)), OutputValue("B", "FP64", np.ones(1))])
     [final] = bench.answers.close_batch()
     assert [tensor.datatype for tensor in final.outputs] == ["BYTES", "FP64"]
+
+
+# ---- responses of coroutines -------------------------------------------------------------------
+
+
+class Outbox:
+    """Messages that wait, what has left together, and the time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[wire.ToKernel] = []
+        self.sends: list[list[wire.ToKernel]] = []
+        self.now_ns = 1_000_000
+
+    def send_later(self, message: wire.ToKernel) -> None:
+        self.waiting.append(message)
+
+    def send(self, message: wire.ToKernel) -> None:
+        self.waiting.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            self.sends.append(self.waiting)
+            self.waiting = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many messages each send had."""
+        return [len(each) for each in self.sends]
+
+    def respond(self, request: WorkerRequest, after_ns: int) -> None:
+        self.now_ns += after_ns
+        request.respond([value()], final=False)
+
+
+@pytest.fixture
+def outbox(bench: Bench) -> Outbox:
+    made = Outbox()
+    bench.answers = BatchResponder(
+        bench.outputs, bench.held, made.send, lambda: bench.mail, None, made.send_later, made.flush,  # type: ignore[arg-type, return-value]
+        lambda: made.now_ns,
+    )  # fmt: skip
+    return made
+
+
+def in_coroutine(bench: Bench, steps: Callable[[WorkerRequest], Awaitable[None]]) -> None:
+    (request,) = bench.batch(ref(1))
+    bench.answers.close_batch()
+    request.loop_thread = threading.get_ident()
+    asyncio.run(steps(request))  # type: ignore[arg-type]  # it is a coroutine
+
+
+def test_what_a_coroutine_sends_fast_leaves_together_when_it_awaits(bench: Bench, outbox: Outbox) -> None:
+    async def steps(request: WorkerRequest) -> None:
+        for _ in range(3):
+            outbox.respond(request, FAST_NS // 10)
+        assert (outbox.sizes, len(outbox.waiting)) == ([1], 2), "the first one leaves at once"
+        await asyncio.sleep(0)
+        assert outbox.sizes == [1, 2]
+        outbox.respond(request, FAST_NS // 10)
+        assert len(outbox.waiting) == 1
+        request.finish()
+        assert (outbox.sizes, outbox.waiting) == ([1, 2, 2], []), "the end takes along what waits"
+
+    in_coroutine(bench, steps)
+    numbers = [each.final for send in outbox.sends for each in send if isinstance(each, wire.Responded)]
+    assert numbers == [False] * 4 + [True]
+
+
+def test_what_a_coroutine_sends_slowly_leaves_at_once(bench: Bench, outbox: Outbox) -> None:
+    async def steps(request: WorkerRequest) -> None:
+        for _ in range(3):
+            outbox.respond(request, FAST_NS + 1)
+        assert (outbox.sizes, outbox.waiting) == ([1, 1, 1], [])
+
+    in_coroutine(bench, steps)
+
+
+def test_the_oldest_response_of_a_coroutine_waits_for_a_limited_time(bench: Bench, outbox: Outbox) -> None:
+    async def steps(request: WorkerRequest) -> None:
+        count = MAX_KEPT_NS // FAST_NS + 3
+        for _ in range(count):
+            outbox.respond(request, FAST_NS)
+        assert outbox.sizes == [1, count - 1]
+
+    in_coroutine(bench, steps)
+
+
+def test_a_thread_of_a_coroutine_sends_at_once(bench: Bench, outbox: Outbox) -> None:
+    async def steps(request: WorkerRequest) -> None:
+        for _ in range(3):
+            await asyncio.to_thread(outbox.respond, request, 1)
+        assert (outbox.sizes, outbox.waiting) == ([1, 1, 1], [])
+
+    in_coroutine(bench, steps)

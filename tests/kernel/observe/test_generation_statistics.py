@@ -29,6 +29,7 @@ def test_every_family_has_a_series_of_each_model_that_generates() -> None:
         "vllm:prompt_tokens_total": 7,
         "vllm:generation_tokens_total": 3,
         "naiad_openai_cancelled_requests_total": 0,
+        "naiad_openai_tool_parse_failures_total": 0,
     }
 
 

@@ -50,6 +50,14 @@ def test_a_request_has_spans_for_itself_its_model_and_its_computation() -> None:
     assert [span.events for span in spans_of(record())] == [DOOR, OF_MODEL, OF_COMPUTE]
 
 
+def test_the_span_of_a_request_says_when_its_first_token_came() -> None:
+    [root, _, compute] = spans_of(record(("FIRST_TOKEN", 11)))
+    assert ("FIRST_TOKEN", 11) in root.events
+    assert root.attributes == {"gen_ai.latency.time_to_first_token": 10e-9, "gen_ai.latency.e2e": 29e-9}
+    assert compute.events == OF_COMPUTE
+    assert spans_of(record())[0].attributes == {}
+
+
 def test_the_span_of_a_model_has_tritons_attributes() -> None:
     assert spans_of(record())[1].attributes == {
         "triton.model_name": "m", "triton.model_version": 3, "triton.trace_id": 7, "triton.trace_parent_id": 0,

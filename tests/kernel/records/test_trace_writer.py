@@ -153,7 +153,7 @@ async def test_usual_traces_that_wait_are_counted_as_they_come_go_and_are_droppe
 
 def _running(helpers: LateHelpers) -> int:
     """Return how many traces the helper has."""
-    return sum(len(msgspec.msgpack.decode(task.arguments, type=WriteArguments).records) for task in helpers._waiting)
+    return sum(len(msgspec.msgpack.decode(task.arguments, type=WriteArguments).records) for task in helpers.waiting)
 
 
 async def test_usual_traces_that_find_the_queue_full_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

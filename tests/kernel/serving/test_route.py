@@ -48,11 +48,11 @@ class Bench:
         self.lab = FrontDoorLab()
         self.kernel = self.lab.kernel
         self.instances = [FakeInstance("m_1"), FakeInstance("m_2")]
-        self.models = [self._add(number, instance, dims) for number, instance in enumerate(self.instances, 1)]
+        self.models = [self.add_version(number, instance, dims) for number, instance in enumerate(self.instances, 1)]
         self.rule = Rule(self.lab.clock)
         self.kernel.rules.set("m", self.rule)
 
-    def _add(self, version: int, instance: FakeInstance, dims: tuple[int, ...]) -> Model:
+    def add_version(self, version: int, instance: FakeInstance, dims: tuple[int, ...]) -> Model:
         model = Model(model_spec("m", dims=dims), ModelConfig(), version, direct, self.lab.clock)
         model.start()
         model.instances.add(instance)
@@ -102,7 +102,7 @@ def test_a_prepared_request_belongs_to_the_route_and_not_to_a_version(bench: Ben
 
 def test_a_prepared_request_is_checked_again_for_a_version_with_another_signature(bench: Bench) -> None:
     prepared = prepare(made(), bench.kernel.route("m"))
-    other = bench.rule.model = bench._add(3, FakeInstance("m_3"), (7,))
+    other = bench.rule.model = bench.add_version(3, FakeInstance("m_3"), (7,))
     request = prepared.with_inputs([Tensor("IN", "FP32", [1], bytes(4))], "", RecordingSink())
     bench.kernel.submit(request, prepared)
     assert "unexpected shape" in error_of(request).message

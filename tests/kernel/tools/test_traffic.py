@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import BadOption
-from kernel.tools.traffic import EXIT_CODES, changes_of, rollout_text, seconds, show_traffic, traffic_text
+from kernel.tools.traffic import (
+    EXIT_CODES,
+    changes_of,
+    history,
+    rollout_text,
+    seconds,
+    shadow_text,
+    show_traffic,
+    traffic_text,
+)
 from kernel.traffic.rollout_states import RolloutSettings, RolloutState, described
 
 if TYPE_CHECKING:
@@ -91,13 +100,36 @@ def test_the_state_of_a_rollout_is_printed_with_its_numbers() -> None:
     state = RolloutState(3, 4, RolloutSettings(4), "step", 1)
     found: dict[str, Any] = {
         "candidate": 4, "stable": 3, "described": described(state), "seconds_in_phase": 3.5, "reason": "READY",
+        "phase": "step",
         "verdict": {"decision": "inconclusive", "sentence": "too few"},
         "guards": {"errors": {"candidate": 9, "candidate_bad": 1, "stable": 80, "stable_bad": 0}},
     }  # fmt: skip
     text = rollout_text("m", found)
     assert "m: version 4 in place of 3: at step 2 of 5 (5 %), 3.5 s" in text
-    assert "now: inconclusive: too few" in text
+    assert "verdict: inconclusive\n  too few\n" in text
+    assert "too few" not in rollout_text("m", {**found, "phase": "aborted"}), "its reason says what decided"
     assert "1 of 9" in text
+
+
+def test_the_history_says_which_members_of_the_rule_somebody_has_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules: list[Any] = [{"weights": {"3": 1}, "labels": {"a": 4}, "key": "request-id"}, {"weights": {"3": 1}}, None]
+    found = [{"time": "t", "by": "x", "rule": rule, "reason": ""} for rule in rules]
+    monkeypatch.setattr("kernel.tools.traffic.call", lambda *_: {"history": found})
+    history("m")
+    rows = capsys.readouterr().out.splitlines()[3:-1]
+    assert [row.split("|")[4].strip() for row in rows] == ["labels, key", "", ""]
+
+
+def test_the_worst_pairs_are_printed_with_their_distances() -> None:
+    worst = [{"why": "output 'OUT': values", "distance": 166.2}, {"why": "error", "distance": None}]
+    shadow = {
+        "to": "canary", "active": True, "trouble": "", "pairs": 2, "different": 2, "sampled": 2, "dropped": {},
+        "outputs": {}, "worst": worst,
+    }  # fmt: skip
+    text = shadow_text(shadow)
+    assert "worst: output 'OUT': values, 166 times the tolerance\nworst: error\n" in text
 
 
 def test_every_phase_has_an_exit_code() -> None:

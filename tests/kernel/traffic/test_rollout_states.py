@@ -180,6 +180,8 @@ def test_any_events_keep_the_rules(events: list[tuple[int, Look | Action]]) -> N
         ({"to": 4, "evry": 1}, "unknown field `evry`"),
         ({"to": "4"}, "Expected `int`"),
         ({"to": 4, "slow_ms": float("inf")}, "slow_ms"),
+        ({"to": 4, "every_s": float("nan")}, "every_s"),
+        ({"to": 4, "differences": float("nan")}, "differences"),
     ],
 )
 def test_a_wrong_rollout_is_refused(document: dict[str, object], error: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,69 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled
-from kernel.observe.execution_reports import ExecutionTimes
 from kernel.observe.metric_rules import MetricKind
-from kernel.serving.batch import Batch
 from kernel.serving.catalog import ModelState
-from kernel.serving.response import Response
 from kernel.traffic.control import WATCH_NS, Traffic
 from kernel.traffic.rollout_states import RolloutSettings
 from kernel.traffic.rollout_trial import BASELINE, RolloutTrial
-from kernel.traffic.rollouts import LOOK_NS
-from shm.tensor import Tensor
-from tests.kernel.traffic.traffic_lab import TrafficLab
+from tests.kernel.traffic.traffic_lab import Keeper, RolloutLab
 
 if TYPE_CHECKING:
-    from kernel.errors import ServingError
     from kernel.traffic.rollout_trial import Side
-
-MS = 1_000_000
-
-
-class RolloutLab(TrafficLab):
-    """Executes requests of both versions in the test."""
-
-    def start(self, **members: Any) -> None:
-        members = {"to": 4, "steps": [50, 100], "every_s": 0, "least_requests": 5, **members}
-        self.traffic.start_rollout("m", members, "a test")
-
-    def execute(self, count: int, *, ms: float = 1, error: ServingError | None = None, only: int | None = None) -> None:
-        """Execute requests of clients; those of version `only`, or of both, are slow or fail as said."""
-        for _ in range(count):
-            request = self.request()
-            self.kernel.submit(request)
-            [model] = [model for model in self.catalog.executing_models() if request in model.live.instance_of]
-            changed = only is None or model.version == only
-            if error is not None and changed:
-                request.fail(error)
-                continue
-            took_ns = round((ms if changed else 1) * MS)
-            model.statistics.record_execution(Batch([request]), ExecutionTimes(0, 0, took_ns, took_ns), took_ns, 0)
-            self.respond(request)
-
-    def respond(self, request: Any) -> None:
-        outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", 1))]
-        request.respond(Response("m", "", "", outputs=outputs))
-
-    def look(self) -> dict[str, Any]:
-        self.front.clock.advance(LOOK_NS)
-        status = self.traffic.rollouts.status("m")
-        assert status is not None
-        return status
-
-    def pairs(self, count: int, value: float) -> None:
-        """Execute requests of clients at version 3, whose copies version 4 answers with `value` in place of 1."""
-        while count:
-            request = self.request()
-            self.kernel.submit(request)
-            if request in self.models[4].live.instance_of:
-                self.respond(request)
-                continue
-            count -= 1
-            for each, number in ((request, 1.0), (None, value)):
-                found = each or next(iter(self.models[4].live.instance_of))
-                outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", number))]
-                found.respond(Response("m", "", "", outputs=outputs))
 
 
 @pytest.fixture
@@ -418,14 +363,6 @@ def test_a_step_that_is_paused_and_resumed_again_and_again_takes_no_more_memory(
         tracemalloc.stop()
 
 
-class Keeper:
-    def __init__(self) -> None:
-        self.text = ""
-
-    def save(self, document: dict[str, Any]) -> None:
-        self.text = json.dumps(document)
-
-
 def test_another_server_goes_on_at_the_same_step_with_new_evidence(lab: RolloutLab) -> None:
     keeper = lab.traffic.keeper = Keeper()
     lab.start(steps=[30, 60, 100], guards=["errors"])
@@ -449,5 +386,5 @@ def test_a_state_that_no_server_has_written_is_refused(lab: RolloutLab) -> None:
         {"m": {"rule": None, "rollout": {"phase": "x"}, "history": []}},
     )
     for document in wrong:
-        with pytest.raises(InvalidArgument, match="it is not what the server has written"):
+        with pytest.raises(InvalidArgument, match="traffic.json in .* is not what the server has written"):
             Traffic(lab.kernel.rules, lab.front.clock, lab.kernel.budget).restore(document)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kernel.errors import InvalidArgument
@@ -84,6 +86,33 @@ def test_a_wrong_file_gets_an_error_that_says_what_was_expected(text: str, error
 def test_bytes_that_are_not_utf8_are_an_error() -> None:
     with pytest.raises(InvalidArgument, match="it is not TOML"):
         read_toml(b"\xff")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"salt": "\udcff"},
+        {"outputs": {"\udcff": "exact"}},
+        {"rules": [{"header": "x", "is": ["\udcff"], "to": "3"}]},
+    ],
+)
+def test_a_text_that_no_file_can_have_is_an_error(document: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="a text of the traffic rule is no Unicode"):
+        read_settings(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"shadow": {"to": "3", "percent": math.nan}},
+        {"outputs": {"OUT": {"relative": math.nan}}},
+        {"outputs": {"OUT": {"absolute": math.inf}}},
+        {"feedback": {"minutes": math.nan}},
+    ],
+)
+def test_numbers_that_are_none_are_errors(document: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="Expected `float`"):
+        read_settings(document)
 
 
 def test_a_change_of_nothing_is_an_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,53 +16,7 @@ from kernel.traffic.settings import OutputRule
 from kernel.traffic.shadow import LONGEST_WAIT_NS, LOOK_NS, MOST_INPUT_BYTE_SIZE, MOST_KEPT, PARAMETER
 from protocols.http.endpoints.traffic import segment_of
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
-from tests.kernel.traffic.traffic_lab import TrafficLab
-
-if TYPE_CHECKING:
-    from kernel.errors import ServingError
-    from kernel.serving.request import Request
-    from kernel.traffic.shadow import Shadow
-
-RULE: dict[str, Any] = {"labels": {"canary": 4}, "weights": {"3": 1}, "shadow": {"to": "canary"}}
-
-
-class ShadowLab(TrafficLab):
-    """Version 3 has the clients, version 4 is its shadow."""
-
-    def __init__(self, **rule: Any) -> None:
-        super().__init__()
-        self.rule(**{**RULE, **rule})
-
-    @property
-    def shadow(self) -> Shadow:
-        found = self.traffic.shadow_of("m")
-        assert found is not None
-        return found
-
-    def report(self) -> dict[str, Any]:
-        self.shadow.check()
-        found: dict[str, Any] = self.traffic.report("m")["shadow"]
-        return found
-
-    def ask(self, **fields: Any) -> Request:
-        request = self.request(**fields)
-        self.kernel.submit(request)
-        return request
-
-    def copies(self) -> list[Request]:
-        return [each for each in self.models[4].live.instance_of if PARAMETER in each.parameters]
-
-    def answer(self, request: Request, value: float | ServingError) -> None:
-        if isinstance(value, float):
-            outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", value))]
-            request.respond(Response("m", "", request.id, outputs=outputs))
-        else:
-            request.fail(value)
-
-    def pair(self, first: float | ServingError, second: float | ServingError, **fields: Any) -> None:
-        self.answer(self.ask(**fields), first)
-        for copy in self.copies():
-            self.answer(copy, second)
+from tests.kernel.traffic.traffic_lab import RULE, ShadowLab, TrafficLab
 
 
 @pytest.fixture
@@ -298,6 +252,19 @@ def test_weights_may_change_while_the_shadow_counts_and_its_end_drops_what_waits
     report = lab.report()
     assert (report["active"], report["dropped"]) == (False, {"the shadow ended": 2})
     assert lab.kernel.budget.used_byte_size == 0
+
+
+def test_a_label_that_names_another_version_is_another_shadow(lab: ShadowLab) -> None:
+    """Pairs of two versions in one report would say nothing of either."""
+    lab.pair(1.0, 2.0)
+    waiting, former = lab.ask(), lab.shadow
+    lab.models[5] = lab.add(5)
+    lab.rule(labels={"canary": 5})
+    assert (lab.report()["pairs"], lab.report()["different"]) == (0, 0)
+    lab.answer(waiting, 1.0)
+    assert former.report.dropped == {"the shadow ended": 1}
+    lab.answer(lab.ask(), 1.0)
+    assert len(lab.models[5].live.instance_of) == 1
 
 
 def test_a_shadow_that_is_not_ready_gets_nothing_and_the_report_says_why(lab: ShadowLab) -> None:

@@ -48,6 +48,24 @@ def test_a_file_that_no_server_has_written_is_refused(tmp_path: Path, text: str)
     asyncio.run(keeper.close())
 
 
+def test_a_file_that_is_cut_anywhere_is_refused_and_what_was_being_written_is_not_read(tmp_path: Path) -> None:
+    keeper = StateFile(tmp_path)
+    keeper.save({"m": {"rule": {"weights": {"3": 1}}, "rollout": None, "history": []}})
+    asyncio.run(keeper.close())
+    content = (tmp_path / FILENAME).read_bytes()
+    other = StateFile(tmp_path)
+    for length in range(len(content)):
+        (tmp_path / FILENAME).write_bytes(content[:length])
+        with pytest.raises(InvalidArgument, match="Restore it, or remove it to begin without"):
+            other.read()
+    (tmp_path / FILENAME).write_bytes(content)
+    (tmp_path / "traffic.new").write_bytes(content[:20])  # of a server that was killed
+    assert other.read().keys() == {"m"}
+    other.save({"m": 2})
+    asyncio.run(other.close())
+    assert (other.read(), os.listdir(tmp_path)) == ({"m": 2}, [FILENAME])
+
+
 def test_a_file_that_cannot_be_written_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keeper = StateFile(tmp_path)
     (tmp_path / "traffic.new").mkdir()

@@ -86,6 +86,10 @@ def test_one_guard_stops_and_all_must_pass() -> None:
         (SimulatedRow("slower", slow=(0.01, 0.065)), "stop", 20),
         (SimulatedRow("outputs", outputs=0.005), "stop", 19),
         (SimulatedRow("half", errors=(0.005, 0.02), share=0.5), "stop", 20),
+        (SimulatedRow("alone", share=1, before=5000), "stop", 0),
+        (SimulatedRow("alone, worse", errors=(0.005, 0.1), share=1, before=5000), "stop", 20),
+        (SimulatedRow("alone, nothing known", share=1), "stop", 0),
+        (SimulatedRow("alone, nothing known, broken", errors=(0.005, 0.3), share=1), "stop", 20),
     ],
 )
 def test_simulated_rollouts(row: SimulatedRow, decision: str, least: int) -> None:

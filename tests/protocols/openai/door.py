@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.serving.request import Request
+    from kernel.settings import TraceSettings
     from tests.protocols.front_door_lab import InProcessInstance
 
 
@@ -157,11 +158,12 @@ def run(
     http: HttpOptions | None = None,
     openai: OpenAiOptions | None = None,
     admin: AdminOptions | None = None,
+    traces: TraceSettings | None = None,
 ) -> None:
     """Run a test with a server in front of these models, and check the kernel after it."""
 
     async def inner() -> None:
-        lab = FrontDoorLab()
+        lab = FrontDoorLab(traces=traces)
         for each, script in models:
             script.got_request = asyncio.Event()
             script.instance = lab.add_model(model_spec(each), script)

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.observe.generation_statistics import GenerationStatistics
+from kernel.settings import TraceSettings, TraceValues
 from protocols.openai.meter import GenerationCounts, GenerationMeter
 from protocols.openai.pieces import Piece
 from tests.protocols.openai.door import ASKED, CHAT, Door, config, run, talk, text_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.records.trace import TraceRecord, UsualValues
     from kernel.serving.request import Request
 
 MS = 1_000_000
@@ -198,3 +202,49 @@ def test_what_comes_counts_for_the_version_that_has_responded() -> None:
         request.respond(Response("talk", "7", request.id, outputs=[text_tensor("text_output", "a")]))
 
     run(test, talk(respond))
+
+
+def test_a_trace_says_when_the_first_token_came() -> None:
+    written: list[TraceRecord] = []
+
+    class Output:
+        """Takes traces."""
+
+        def put(self, record: TraceRecord) -> None:
+            written.append(record)
+
+        def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
+            raise AssertionError("a request with several responses is not usual")
+
+    async def test(door: Door) -> None:
+        door.lab.kernel.tracer.start(lambda values: Output())
+        async with door.session.post(CHAT, json={**ASKED, "stream": True}) as response:
+            await response.content.readuntil(b"\n\n")
+            [request] = script.requests
+            script.send(request, " two")
+            script.end(request)
+            await response.read()
+
+    model, script = talk(lambda script, request: script.send(request, "one"))
+    run(test, (model, script), traces=TraceSettings(TraceValues(("TIMESTAMPS",), trace_rate=1, trace_file="/t")))
+    [record] = written
+    assert [name for name, _ in record.pairs()].count("FIRST_TOKEN") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "failures"),
+    [("so", 0), ('<tool_call>{"name":"f"}</tool_call>', 0), ("<tool_call>no</tool_call><tool_call>neither", 2)],
+)
+def test_calls_of_tools_that_are_none_are_counted(text: str, failures: int) -> None:
+    async def test(door: Door) -> None:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        await door.post(CHAT, {**ASKED, "tools": tools})
+        await door.stream(CHAT, {**ASKED, "tools": tools})
+        [found] = door.server.figures().statistics.values()
+        assert found.tool_failures == 2 * failures
+
+    def respond(script: Any, request: Request) -> None:
+        script.send(request, text)
+        script.end(request)
+
+    run(test, talk(respond, more='parameters { key: "naiad.tool_parser" value { string_value: "hermes" } }'))

@@ -217,7 +217,8 @@ def test_behind_the_most_calls_of_a_response_all_is_text(parser: str) -> None:
         ("pythonic", "[" + ",".join(["a(x=1)"] * (MOST_CALLS + 1)) + "]"),
         ("qwen3", "<tool_call>" + "<function=a></function>" * (MOST_CALLS + 1) + "</tool_call>"),
         ("qwen3", "<tool_call><function=a>" + "<parameter=b>1</parameter>" * 1025 + "</function></tool_call>"),
+        ("qwen3", "<tool_call><function= ></function></tool_call>"),
     ],
 )
-def test_too_many_calls_in_one_value_are_text(parser: str, text: str) -> None:
+def test_too_many_calls_in_one_value_and_one_without_a_name_are_text(parser: str, text: str) -> None:
     assert found_in(parser, [text]) == [text]

@@ -25,6 +25,17 @@ function part(title, ...nodes) {
   return make("section", { class: "traffic-part" }, make("h4", {}, title), ...nodes);
 }
 
+/** What the guards say, each in a line of its own. Of a rollout that is over, only what its reason does not say already. */
+function verdict(found) {
+  const said = found.verdict;
+  const over = found.phase === "done" || found.phase === "aborted";
+  if (!said || (over && said.sentence === found.reason)) return null;
+  return make("div", {},
+    make("p", {}, over ? "Last verdict: " : "Verdict: ",
+      make("span", { class: "state", "data-kind": DECISIONS[said.decision] }, said.decision)),
+    make("ul", { class: "sentences" }, ...said.sentence.split("; ").map((each) => make("li", {}, each))));
+}
+
 function track(share, kind, label) {
   const fill = make("span", { class: `track-fill ${kind}` });
   fill.style.width = `${Math.min(100, 100 * share)}%`;
@@ -50,24 +61,27 @@ function rollout(found) {
     make("td", { class: "number" }, `${count(each.candidate_bad)} of ${count(each.candidate)}`),
     make("td", { class: "number" }, name === "outputs" ? "–" : `${count(each.stable_bad)} of ${count(each.stable)}`),
   ));
-  return part(
+  // "paused at step 1" says already that it is paused
+  const reason = found.described.startsWith(found.reason) ? [] : found.reason.split("; ");
+  const section = part(
     `Rollout of version ${found.candidate} in place of ${found.stable}`,
     make("p", {},
       make("span", { class: "state", "data-kind": PHASES[found.phase] }, found.described),
-      ` for ${duration(found.seconds_in_phase * 1000)} `, make("span", { class: "quiet" }, found.reason)),
+      ` for ${duration(found.seconds_in_phase * 1000)}`, reason.length === 1 ? make("span", { class: "quiet" }, `, ${reason[0]}`) : null),
+    reason.length > 1 ? make("ul", { class: "sentences quiet" }, ...reason.map((each) => make("li", {}, each))) : null,
     make("div", { class: "steps", role: "img", "aria-label": `step ${found.step} of ${found.steps.length}` },
       ...found.steps.map((share, place) => make(
         "span", { class: place + 1 < found.step || found.phase === "done" ? "step past" : place + 1 === found.step && found.phase !== "aborted" ? "step now" : "step" },
         `${share} %`))),
-    found.verdict ? make("p", {},
-      make("span", { class: "state", "data-kind": DECISIONS[found.verdict.decision] }, found.verdict.decision), " ",
-      found.verdict.sentence) : null,
+    verdict(found),
     make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Bad events by guard" }, make("table", { class: "plain" },
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Bad events"),
         make("th", { scope: "col", class: "number" }, `Version ${found.candidate}`),
         make("th", { scope: "col", class: "number" }, `Version ${found.stable}`))),
       make("tbody", {}, ...rows))),
   );
+  section.classList.add("traffic-rollout");
+  return section;
 }
 
 /** The place of a distance in the plot, from 0 to 1. */
@@ -77,7 +91,7 @@ function placeOf(distance) {
 }
 
 function shadow(found) {
-  const dropped = Object.entries(found.dropped).map(([reason, number]) => `${count(number)} ${reason}`);
+  const dropped = Object.entries(found.dropped).map(([reason, number]) => `${count(number)} (${reason})`);
   const plots = Object.entries(found.outputs).map(([name, each]) => {
     const different = Object.entries(each.different).map(([kind, number]) => `${count(number)} ${kind}`).join(", ");
     const { p50, p90, p99, largest } = each.distance;
@@ -107,8 +121,8 @@ function shadow(found) {
     `Shadow: ${found.to}`,
     make("p", {}, `${counted(found.pairs, "pair")} compared, `,
       make("b", { class: found.different ? "some" : "" }, `${count(found.different)} different`),
-      state ? make("span", { class: found.trouble ? "error-text" : "quiet" }, ` ${state}`) : null,
-      dropped.length ? make("span", { class: "quiet" }, ` not compared: ${dropped.join(", ")}`) : null),
+      state ? make("span", { class: found.trouble ? "error-text" : "quiet" }, found.trouble ? `: ${state}` : `, ${state}`) : null),
+    dropped.length ? make("p", { class: "quiet" }, `Not compared: ${dropped.join(", ")}`) : null,
     ...plots,
     plots.length ? make("p", { class: "quiet legend" },
       "distance on a logarithmic scale: p50, p90 and p99, the line is the tolerance, the mark the largest") : null,

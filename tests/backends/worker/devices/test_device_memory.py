@@ -126,7 +126,7 @@ def test_a_device_that_is_full_and_one_without_handles_leave_tensors_to_the_host
         assert bench.arenas.take(1) is None
     assert "no 2097152 bytes on GPU 0 for tensors between models" in caplog.text
     with monkeypatch.context() as context:
-        context.setattr(runtime, "cudaIpcGetMemHandle", lambda address: runtime._INVALID)
+        context.setattr(runtime, "cudaIpcGetMemHandle", lambda address: runtime.INVALID)
         assert bench.arenas.take(1) is None
     assert "tensors between models go through the host: GPU 0" in caplog.text
     assert bench.arenas.take(1) is None, "it is not tried again"

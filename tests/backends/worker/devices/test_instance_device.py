@@ -412,10 +412,10 @@ def test_a_device_that_is_opened_late_makes_nothing_before_it_is_needed(
         return use(device)
 
     monkeypatch.setattr(runtime, "cudaSetDevice", counted)
-    before = len(runtime._streams)
+    before = len(runtime.streams)
     device = InstanceDevice(cuda, 0, AttachedRegions(), StagingLimits(1 << 20, 1 << 20), late=True)
-    assert (calls, len(runtime._streams), device.pending) == ([], before, False)
+    assert (calls, len(runtime.streams), device.pending) == ([], before, False)
     found = device.gather([request(on_host([[1, 2]]))], SPECS)["IN"]
     device.synchronize()
     assert values_at(found) == [[1, 2]]
-    assert len(runtime._streams) == before + 1
+    assert len(runtime.streams) == before + 1

@@ -83,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def run(capsys: pytest.CaptureFixture[str], model: str, url: str, **options: Any) -> tuple[int, str, str]:
     """Return the exit code and what was printed to both streams."""
-    usual: dict[str, Any] = {"concurrency": "2", "duration": 0.3, "warmup": 0.05}
+    usual: dict[str, Any] = {"concurrency": "2", "duration": 0.5, "warmup": 0.05}
     with pytest.raises(typer.Exit) as raised:
         bench(model, url, **{**usual, **options})
     printed = capsys.readouterr()

@@ -59,7 +59,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
 def run(capsys: pytest.CaptureFixture[str], model: str, url: str, **options: Any) -> tuple[int, str, str]:
     """Return the exit code and what was printed to both streams."""
     usual: dict[str, Any] = {
-        "duration": 0.1, "concurrency": "1:2", "instances": "1:2", "batch_sizes": "8", "delays": "0",
+        "duration": 0.3, "concurrency": "1:2", "instances": "1:2", "batch_sizes": "8", "delays": "0",
     }  # fmt: skip
     with pytest.raises(typer.Exit) as raised:
         tune(model, url, **{**usual, **options})
@@ -181,7 +181,7 @@ def test_a_server_that_loads_nothing_is_explained(repository: Path, capsys: pyte
 
 def test_the_keyboard_ends_it_and_the_old_configuration_comes_back(server: ServerProcess) -> None:
     before = config_of(server)
-    words = [sys.executable, "-m", "kernel", "tune", "echo", "-u", server.url, "-c", "1:2", "-d", "0.2"]
+    words = [sys.executable, "-m", "kernel", "tune", "echo", "-u", server.url, "-c", "1:2", "-d", "1"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     ) as process:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import pytest
@@ -326,6 +327,62 @@ def test_a_large_message_is_received_in_the_buffer_of_its_call() -> None:
             assert isinstance(call, BufferingCall)
             assert call.memory == content
         assert wire.output.count(frames.frame_header(8, frames.PING, frames.ACK, 0)) == 5
+
+    converse(conversation, BufferingCall)
+
+
+def in_frames(number: int, content: bytes) -> bytes:
+    """Return a call whose message comes in frames of 16 KiB."""
+    message = bytes([0]) + len(content).to_bytes(4, "big") + content
+    parts = [message[start : start + 2**14] for start in range(0, len(message), 2**14)]
+    return b"".join(
+        (
+            frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number),
+            BLOCK,
+            *(frames.frame_header(len(part), frames.DATA, 0, number) + part for part in parts),
+            frames.frame_header(0, frames.DATA, frames.END_STREAM, number),
+        )
+    )
+
+
+@pytest.mark.parametrize("most", [1000, 30_000, 10**6])
+def test_connections_that_share_memory_keep_what_a_read_has_left(most: int) -> None:
+    async def main() -> None:
+        sizes = Random(most)
+        acceptor = Acceptor(BufferingCall)
+        connections = [ServerConnection(acceptor) for _ in range(3)]
+        contents = [bytes([number]) * (300_000 + number) for number in range(3)]
+        waiting = []
+        for connection, content in zip(connections, contents, strict=True):
+            connection.connection_made(Wire())
+            waiting.append(GREETING + request(1, b"small") + in_frames(3, content) + PING + request(5, content))
+        while any(waiting):
+            for index, connection in enumerate(connections):
+                size = sizes.randint(1, most)
+                receive(connection, waiting[index][:size])
+                waiting[index] = waiting[index][size:]
+            await asyncio.sleep(0)
+        await some_iterations()
+        for connection, content in zip(connections, contents, strict=True):
+            streams = connection.http2.streams.by_id
+            found = [[bytes(each) for each in streams[number].message_reader.messages] for number in (1, 3, 5)]  # type: ignore[arg-type]
+            assert found == [[b"small"], [content], [content]]
+            assert isinstance(connection.transport, Wire)
+            assert connection.transport.output.count(frames.frame_header(8, frames.PING, frames.ACK, 0)) == 1
+            connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
+def test_a_large_message_in_small_frames_is_received_in_larger_reads() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
+        octets = in_frames(1, bytes(10**6))
+        usual = len(connection.get_buffer(-1))
+        receive(connection, octets[:usual])
+        assert len(connection.get_buffer(-1)) > usual
+        receive(connection, octets[usual:])
+        assert len(connection.get_buffer(-1)) == usual
+        assert [len(each) for each in connection.http2.streams.by_id[1].message_reader.messages] == [10**6]  # type: ignore[arg-type]
 
     converse(conversation, BufferingCall)
 
