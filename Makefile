@@ -63,7 +63,6 @@ test-torch: .venv-torch/installed
 # -W ignore: what mlflow warns of at its import is not ours.
 test-mlflow: .venv-mlflow/installed
 	.venv-mlflow/bin/python -m pytest -W ignore tests/backends/mlflow/with_mlflow.py \
-	  tests/end_to_end/test_mlflow_models.py \
 	  'tests/docs/test_examples.py::test_a_trained_model_is_served_as_shown[docs/mlflow.md-mlflow-cancer-]' \
 	  tests/docs/test_examples.py::test_an_mlflow_folder_is_served_by_a_python_model_as_shown $(ARGS)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import urllib.request
@@ -78,23 +77,8 @@ def write_graph(folder: Path) -> None:
     (folder / "MLmodel").write_text(mlmodel("onnx", {"data": "model_of_onnx.onnx"}, TENSOR))
 
 
-def write_module(folder: Path) -> None:
-    """Write a folder of MLflow with a scripted module of PyTorch that doubles four numbers."""
-    torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make test-mlflow")
-    (folder / "data").mkdir(parents=True)
-
-    class Double(torch.nn.Module):  # type: ignore[misc]  # torch is not installed where mypy runs
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return given + given
-
-    torch.jit.script(Double()).save(str(folder / "data/model.pth"))
-    (folder / "MLmodel").write_text(mlmodel("pytorch", {"model_data": "data"}, TENSOR))
-
-
-#: Model → what writes its folder: one of each flavour that the server calls without mlflow.
+#: Model → what writes its folder.
 WRITERS = {"table": write_table, "trees": write_trees, "leaves": write_leaves, "graph": write_graph}
-if importlib.util.find_spec("torch") is not None:
-    WRITERS["module"] = write_module
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +109,11 @@ def classes_over_http(port: int, name: str) -> list[int]:
 
 
 def output_over_http(port: int, name: str, *, by_column: bool = True) -> dict[str, Any]:
-    """Return the only output for five rows."""
+    """Return the only output for five rows, or for four in one tensor: ONNX files have batches of four by default."""
     inputs = [{"name": each, "datatype": "FP64", "shape": [5, 1], "data": rows(5)[:, number].tolist()}
               for number, each in enumerate("abcd")]  # fmt: skip
     if not by_column:
-        inputs = [{"name": "input-0", "datatype": "FP64", "shape": [5, 4], "data": rows(5).reshape(-1).tolist()}]
+        inputs = [{"name": "input-0", "datatype": "FP64", "shape": [4, 4], "data": rows(4).reshape(-1).tolist()}]
     url = f"http://127.0.0.1:{port}/v2/models/{name}/infer"
     with urllib.request.urlopen(url, json.dumps({"inputs": inputs}).encode()) as response:
         [output] = json.load(response)["outputs"]
