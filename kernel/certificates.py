@@ -1,4 +1,4 @@
-"""TLS contexts from the files of certificates: TLS 1.2 and newer, on request with peers that must have a certificate.
+"""Makes TLS contexts (TLS 1.2 and newer) from certificate files. On request, peers must have a certificate.
 
 A mistake in the files is an error of one line.
 """
@@ -49,9 +49,9 @@ def server_context(options: TlsOptions, application_protocols: Sequence[str] = (
 
 
 def client_context(options: TlsOptions) -> ssl.SSLContext:
-    """Return a context for connections to servers that `options.client_ca` has signed for, by the names they have.
+    """Return a context for connections to servers with certificates of `options.client_ca`. Names are checked.
 
-    It shows the own certificate. Reads the files; raises `BadOption`.
+    It shows our own certificate. Reads the files; raises `BadOption`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks names
     _load_certificate(context, options, "client")

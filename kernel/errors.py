@@ -449,10 +449,10 @@ class MemoryFull(NoMemory):
 
 
 class failing_as:
-    """Code of others runs in this block, which may raise anything: it fails with the error that `made` returns for it.
+    """Code of others runs in this block and may raise anything. The block then raises the error that `made` returns.
 
     For plug-ins, models, files that run code, and libraries without a class for their errors. What was raised is the
-    cause of the error. Errors of the class `passes` go on as they are, and so does what is no `Exception`, such as an
+    cause of the error. Errors of the class `passes` pass unchanged. So does what is no `Exception`, such as an
     interrupt or the end of a task.
     """
 
@@ -470,7 +470,7 @@ class failing_as:
 
 
 class failure_logged:
-    """One of several steps, none of which may keep the others from theirs: an `Exception` of it is logged, and ends it.
+    """One of several independent steps. An `Exception` ends only this step, and is logged.
 
     The log has `text` with `arguments`, and the traceback.
     """

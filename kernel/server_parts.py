@@ -57,7 +57,7 @@ class DoorProcessFigures(msgspec.Struct, frozen=True):
     granted_byte_size: int
     #: Whether it takes connections.
     ready: bool
-    #: 0 until the next process has been started in the place of one that has ended.
+    #: 0 from the end of a process to the start of the next one.
     pid: int = 0
 
 

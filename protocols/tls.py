@@ -3,7 +3,7 @@
 `kernel.certificates` makes the `ssl.SSLContext` from the files; a mistake in them stops the start with an error of one
 line.
 
-`expiry_s` finds out when a certificate expires: Python's `ssl` says that only of certificates of peers. A certificate
+`expiry_s` finds out when a certificate expires: Python's `ssl` says this only for certificates of peers. A certificate
 is a sequence of DER values (RFC 5280, section 4.1): in the first of its parts, after the version, the serial number,
 the algorithm and the issuer, comes the validity, which is two times.
 

@@ -118,7 +118,7 @@ class OwnHelpers:
             task.done(found.message, Tensor("", "UINT8", [len(output)], output) if found.output else None)
 
     def _ended(self, task: HelperTask, run: asyncio.Task[None]) -> None:
-        """Let a task fail whose run was cancelled or has failed: each one ends."""
+        """Let the task of a cancelled or failed run fail too, so that every task ends."""
         if run.cancelled():
             task.failed(RequestCancelled())
         elif (error := run.exception()) is not None:

@@ -100,7 +100,7 @@ def _data_byte_size() -> int:
 
 
 def next_step(steps: TaskSteps, memory: memoryview | None) -> bytes | TaskResult | ServingError:
-    """Go on with a task. Returns what it says when it needs memory, its result, or why it has failed. Never raises."""
+    """Run the next step of a task. Returns its message if it needs memory, its result, or its error. Never raises."""
     try:
         with failing_as(_unexpected, passes=ServingError):
             try:

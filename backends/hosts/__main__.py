@@ -42,7 +42,7 @@ def agent(
         typer.Option(help="A file with the token that servers must have; needed unless HOST is a loopback address."),
     ] = None,
     cert_file: Annotated[
-        Path | None, typer.Option(help="The agent's certificate (PEM): servers need TLS and a certificate as well.")
+        Path | None, typer.Option(help="The agent's certificate (PEM). Servers then need TLS and a certificate.")
     ] = None,
     key_file: Annotated[
         Path | None, typer.Option(help="The private key (PEM) of --cert-file, without passphrase.")
@@ -71,7 +71,7 @@ def agent(
 ) -> None:
     """Start workers on this host for servers on other hosts (naiad run --launcher=agent --agents=HOST:PORT).
 
-    Who has the token may run programs here. Without --cert-file connections are not encrypted: use a private network.
+    Everyone with the token may run programs here. Without --cert-file nothing is encrypted: use a private network.
     """
     try:
         address = parse_host_port(listen, 0)

@@ -221,7 +221,7 @@ class ServerSession:
             worker.process.on_lost(lambda cause: self._ended(number, cause))
 
     def _start_failure(self, number: int, error: Exception) -> ServingError:
-        """Return the error of one worker for what has gone wrong with it: the agent and its other workers go on."""
+        """Return the error of a worker that could not be started. The agent and its other workers continue."""
         if isinstance(error, OSError):  # TimeoutError is one
             return Unavailable(f"its connection failed: {error}")
         logger.error("worker %d of server %s could not be started", number, self.peer, exc_info=error)

@@ -1,8 +1,8 @@
-"""TLS of the connections between servers and agents: both sides show a certificate that one authority has signed.
+"""TLS between servers and agents: the same authority has signed the certificates of both sides.
 
-Workers, and the server's code for their connections, use plain sockets, whose descriptors go from process to process.
-So the process that has agreed on the encryption keeps it: `Encryption.secure` gives away one end of a pair of sockets,
-and copies between the other end and the encrypted connection, on its event loop, a quarter of a megabyte at a time.
+Workers, and the server's code for their connections, use plain sockets, and processes pass the descriptors on. So the
+encrypted connection stays in the process that opened it. `Encryption.secure` returns one end of a pair of sockets. The
+event loop copies between the other end and the encrypted connection, a quarter of a megabyte at a time.
 
 The token is needed as well. The server checks that the certificate has the name by which it reaches the agent.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: From how many unsent bytes on nothing is read from the other end.
+#: With this many unsent bytes, nothing more is read from the other end.
 _MOST_UNSENT = 1 << 20
 
-#: How long the end of a connection may take, in seconds: what is unsent, and the peer's word that it has ended as well.
+#: How long the end of a connection may take, in seconds: to send the rest, and to see that the peer has ended too.
 _END_S = 10.0
 
-#: OpenSSL's names of what it says of bytes that are no TLS.
+#: OpenSSL's names of the errors for bytes that are not TLS.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
 
 def problem_of(error: BaseException, peer: str) -> str:
-    """Return what to say of an error of a connection with an 'agent' or a 'server'. Pure."""
+    """Return the text for an error of a connection with an 'agent' or a 'server'. Pure."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of the {peer} is refused: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
@@ -54,15 +54,15 @@ def problem_of(error: BaseException, peer: str) -> str:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections between which is copied. `other` is set before either is connected."""
+    """One of two connections; bytes are copied between them. `other` is set before either is connected."""
 
     other: _Side
 
     def __init__(self, among: set[_Side]) -> None:
-        """It is `among` those that are open from its beginning to its end."""
+        """`among` has this side while it is open."""
         self._among = among
         self.transport: asyncio.Transport | None = None
-        #: What has ended it; None for its regular end.
+        #: The error that has ended it; None for a regular end.
         self.error: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -96,7 +96,7 @@ class _Side(asyncio.Protocol):
 
 
 class Secured:
-    """A connection, encrypted or not. `socket` is for what both sides say, and belongs to who has asked for it."""
+    """A connection, encrypted or not. The caller owns `socket`, which has the plain bytes."""
 
     def __init__(self, sock: socket.socket, outer: _Side | None = None, peer: str = "") -> None:
         self.socket = sock
@@ -104,12 +104,12 @@ class Secured:
         self._peer = peer
 
     def problem_after(self, error: BaseException) -> str:
-        """Return what the encryption has to do with an error of the first exchange over `socket`; "" for nothing."""
+        """Return the problem of the encryption behind an error of the first exchange over `socket`; "" for none."""
         if self._outer is None:
             return ""
         if self._outer.error is not None:  # set before the end of `socket`
             return problem_of(self._outer.error, self._peer)
-        if isinstance(error, SaidNothing):  # a server is sure of the certificates before the agent has seen its own
+        if isinstance(error, SaidNothing):  # the handshake of a server ends before the agent checks its certificate
             return f"the {self._peer} has said nothing: if it refuses our certificate, its log has the reason"
         return ""
 
@@ -135,11 +135,11 @@ class Encryption:
         context = server_context(self._files) if self._listens else client_context(self._files)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if self._listens:
-            context.num_tickets = 0  # a connection is never taken up again
+            context.num_tickets = 0  # connections are never resumed
         return context
 
     def _read_stamp(self) -> tuple[object, ...]:
-        """Return what changes when a file does. Blocks."""
+        """Return a value that changes when a file changes. Blocks."""
         found: list[object] = []
         for path in (self._files.certificate, self._files.key, self._files.client_ca):
             try:
@@ -150,20 +150,20 @@ class Encryption:
         return tuple(found)
 
     def _look(self) -> ssl.SSLContext:
-        """Return the context of the files as they are now, or as they were if they are wrong. Blocks."""
+        """Return the context of the files, or the former context if the files are wrong. Blocks."""
         stamp = self._read_stamp()
         if stamp != self._stamp:
             try:
                 self._context = self._new_context()
-            except BadOption as error:  # between two steps of a renewal a key may belong to another certificate
-                logger.warning("the certificate of before is used: %s", error)
+            except BadOption as error:  # during a renewal the key may not fit the certificate yet
+                logger.warning("the former certificate is used: %s", error)
             else:
                 self._stamp = stamp
                 logger.info("the new certificate '%s' is used", self._files.certificate)
         return self._context
 
     async def secure(self, sock: socket.socket, host: str = "") -> Secured:
-        """Encrypt the connection of `sock`, which is not the caller's any more, with the agent called `host`.
+        """Encrypt the connection of `sock` with the agent called `host`. The caller gives `sock` away.
 
         Raises `OSError`, and `NotAdmitted` if the sides do not agree.
         """

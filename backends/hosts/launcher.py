@@ -275,7 +275,7 @@ class HostConnection:
         link.send(Claim(self._launcher.identity, self._epoch, PROTOCOL, limits.lines_per_s, limits.bytes_per_s))
 
     async def _secure(self, sock: socket.socket) -> Secured:
-        """Return what stands for a connected socket, which is not the caller's any more.
+        """Return the connection of a connected socket. The caller gives the socket away.
 
         Raises `OSError`, `NotAdmitted`.
         """
@@ -284,7 +284,7 @@ class HostConnection:
         return Secured(sock) if encryption is None else await encryption.secure(sock, self.address[0])
 
     def _prove(self, secured: Secured, purpose: Purpose) -> None:
-        """Find out that the peer is the agent, and let it find out that this is its server. Blocks.
+        """Check that the peer is the agent, and prove that this is its server. Blocks.
 
         Raises `OSError`, `NotAdmitted`.
         """
@@ -389,12 +389,12 @@ class HostConnection:
                 worker.socket.close()
             else:
                 _close_after(bringing, worker.socket)
-                bringing.add_done_callback(lambda _: worker.socket.close())  # another one if it is encrypted
+                bringing.add_done_callback(lambda _: worker.socket.close())  # with TLS it is another one
             raise
         return worker
 
     async def _bring(self, worker: RemoteProcess, send: Callable[[Secured], None]) -> None:
-        """Connect a worker's socket, and let `send` bring its files. Who ends the socket ends it."""
+        """Connect a worker's socket, and let `send` bring its files. The end of the socket ends it."""
         title = f"files of {worker.title}"[:60]
         worker.socket.settimeout(PROOF_S)
         await in_own_thread(title, worker.socket.connect, self.reached)
@@ -419,7 +419,7 @@ def _close_after(work: asyncio.Future[None], sock: socket.socket) -> None:
 
     def close(done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # who has waited has raised it; without this line the event loop would log it
+            done.exception()  # already raised to the caller; without this line the event loop would log it
         sock.close()
 
     if work.done():

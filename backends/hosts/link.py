@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The longest message of an agent in bytes: its longest has a few bytes for each of its workers, or a text.
+#: The longest message of an agent in bytes: a long one has a few bytes for each worker, or a text.
 MAX_FROM_AGENT = 1 << 20
 
-#: The longest text of an agent in characters, of which each has up to four bytes.
+#: The longest text of an agent in characters. A character has up to four bytes.
 MAX_TEXT = 64 << 10
 
 _Received = TypeVar("_Received")
@@ -140,13 +140,13 @@ class Link(asyncio.Protocol, Generic[_Received]):
         self._schedule()
 
 
-#: After how long without data the system looks whether the peer is there, how often again, and how many times, in
-#: seconds. What is between the hosts (NAT, firewalls) forgets connections that are idle for minutes.
+#: When the system probes an idle connection, and the time between two probes, in seconds; how many probes. NAT and
+#: firewalls between the hosts forget connections that are idle for minutes.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
 def prepare_socket(sock: socket.socket) -> None:
-    """Let small messages leave at once, and an idle connection be noticed that is cut."""
+    """Let small messages leave at once, and let the system notice when an idle connection is cut."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():

@@ -112,8 +112,8 @@ def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = 
 def receive_exactly(sock: socket.socket, byte_size: int, end_s: float = 0.0) -> bytes:
     """Return exactly `byte_size` bytes from a blocking socket. Raises `OSError`, and `ConnectionError` at its end.
 
-    They must come before the time `end_s` of `time.monotonic`, else `TimeoutError`: a peer may send a byte at a time. 0
-    for no such limit.
+    Raises `TimeoutError` at the time `end_s` of `time.monotonic`, because a peer may send a byte at a time. 0 for no
+    limit.
     """
     data = bytearray()
     while len(data) < byte_size:
@@ -206,8 +206,8 @@ class LaunchWorker(AgentMessage, frozen=True, tag=True, array_like=True):
     backend: str
     version: int
     memory_limit_byte_size: int
-    #: A `LaunchDescription` in MessagePack. With many files it takes longer to write and to read than an event loop may
-    #: be held up: `encode_description` and `decode_description` do it in threads.
+    #: A `LaunchDescription` in MessagePack. With many files, `encode_description` and `decode_description` would block
+    #: an event loop for too long, so threads run them.
     description: msgspec.Raw
 
 

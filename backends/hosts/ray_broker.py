@@ -87,14 +87,14 @@ def text_of(error: BaseException | None) -> str:
 
 
 class RayFailed(Exception):
-    """A call of Ray has failed, which raises errors of many kinds. The message is their text in one line."""
+    """A call of Ray has failed. Ray raises errors of many kinds; the message is their text in one line."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(text_of(error))
 
 
 def _quietly(call: Callable[..., Any], *arguments: object) -> None:
-    """Call Ray to end something, whatever comes of it."""
+    """Call Ray to end something, and ignore its errors."""
     with contextlib.suppress(Exception):
         call(*arguments)
 

@@ -36,7 +36,7 @@ class Place(AgentMessage, frozen=True, tag=True, array_like=True):
     spread: bool
     #: How long the agent waits for its server, in seconds.
     lease_s: float
-    #: The files on its host of its certificate, its key, and the authority of the server; none without TLS.
+    #: Certificate, key, and the server's authority: files on the agent's host; none without TLS.
     certificate: tuple[str, str, str] | None = None
 
 

@@ -49,7 +49,7 @@ class MlflowBackend(Backend):
         super().__init__(host)
         self._model: PyfuncModel | None = None
         self._onnx: Backend | None = None
-        #: What `complete` has opened, for the `load` that follows, after what changes with its files.
+        #: The state of the files, and what `complete` has opened from them for the `load` that follows.
         self._opened: tuple[object, MlflowModel, Predictor] | None = None
 
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
@@ -112,7 +112,7 @@ class MlflowBackend(Backend):
         self._model = self._onnx = None
 
     def _open(self, arguments: ModelArguments, found: MlflowModel) -> Predictor:
-        """Return what computes the model. One that was opened before is taken again if its files are the same."""
+        """Return what computes the model. If the files are unchanged, it is what `complete` has opened."""
         state = _files_state(arguments, found)
         if self._opened is not None and self._opened[:2] == (state, found):
             return self._opened[2]
@@ -161,10 +161,10 @@ class MlflowBackend(Backend):
 
 
 def _files_state(arguments: ModelArguments, found: MlflowModel) -> list[object]:
-    """Return what changes with the files of a folder."""
+    """Return a value that changes with the files of a folder."""
     state: list[object] = []
     for name in (MLMODEL, found.filename):
-        with contextlib.suppress(OSError):  # the error of what opens it is better
+        with contextlib.suppress(OSError):  # opening it gives a better error
             status = (arguments.version_dir / name).stat()
             state.append((status.st_ino, status.st_size, status.st_mtime_ns))
     return state

@@ -142,7 +142,7 @@ def _loader(yaml: Any) -> Any:
 def _text_in(fields: dict[str, Any], name: str, model: str) -> str:
     """Return a text of a mapping; "" if it has none. Raises `InvalidArgument` for a value that is no text.
 
-    To show such a value could take forever: with aliases, a few lines can be a list of billions of elements.
+    The error does not show the value: with aliases, a few lines can be a list of billions of elements.
     """
     value = fields.get(name) or ""
     if not isinstance(value, str):

@@ -65,7 +65,7 @@ class SklearnBackend(ModelBackend):
         self._opened = None
 
     def _open(self, arguments: ModelArguments) -> tuple[Any, EstimatorSignature]:
-        """Return the estimator. One that was opened before is taken again if its file is still the same."""
+        """Return the estimator. If the file is unchanged, it is what `complete` has opened."""
         file = file_state(arguments)
         if self._opened is not None and self._opened[0] == file:
             return self._opened[1:]
@@ -79,7 +79,7 @@ class SklearnBackend(ModelBackend):
 def by_column(arguments: ModelArguments, signature: EstimatorSignature) -> bool:
     """Whether the model has an input for each column. Raises `InvalidArgument`.
 
-    Without the parameter it has if the inputs are called as the columns, or if it selects columns by name.
+    Without the parameter, it has if the inputs have the names of the columns, or if it selects columns by name.
     """
     value = arguments.parameter(_INPUTS)
     if not value:

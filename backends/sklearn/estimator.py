@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Methods that can be outputs, by the names that MLServer has for the first three.
 METHODS = ("predict", "predict_proba", "transform", "decision_function", "score_samples")
 
-#: The most elements of a list that may be estimators: longer ones are words, or rows.
+#: Longer lists are not searched for estimators: their elements are words, or rows.
 _MOST_PARTS = 10_000
 
 _NUMBERS = (int, float, np.number, np.bool_)

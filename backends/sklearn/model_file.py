@@ -100,7 +100,7 @@ ALLOW_PICKLE = "allow-pickle"
 
 _SKOPS = ".skops"
 
-#: How often what is in an archive is in memory while it is opened: as bytes, and as an array.
+#: How often the content of an archive is in memory while it is opened: as bytes, and as an array.
 _COPIES = 2
 
 
@@ -120,7 +120,7 @@ def find_model_file(arguments: ModelArguments) -> Path:
 
 
 def file_state(arguments: ModelArguments) -> tuple[object, ...]:
-    """Return what changes with the file of a model. Raises `Unavailable` if there is none."""
+    """Return a value that changes with the file of a model. Raises `Unavailable` if there is none."""
     path = find_model_file(arguments)
     try:
         status = path.stat()
@@ -184,7 +184,7 @@ def _load_skops(path: Path, arguments: ModelArguments) -> Any:
     _check_unpacked_size(path, arguments.model_name)
     try:
         return skops.load(path, trusted=sorted(trusted_types(arguments.backend_config)))
-    except TypeError:  # what skops raises for types that it is not to trust, and for damaged files
+    except TypeError:  # skops raises it for untrusted types, and for damaged files
         refused = not_trusted(skops.get_untrusted_types(file=path), arguments.backend_config)
         if not refused:
             raise

@@ -1,11 +1,11 @@
-"""Gives the workers of a model version the processor time that nobody else wants, and takes that back.
+"""Lowers the priority of the workers of a model version, so that they use only free processor time, and restores it.
 
-Two ways, of which a machine may have either (sched(7)). The workers of a version get both that it has:
+There are two ways (sched(7)). The workers get each one that the machine has:
 
 - Where Linux groups processes by sessions (`sched_autogroup_enabled`), each group has a nice value. A worker has a
   session of its own. Everybody may set it to 19 and back to 0, users without privileges once in 0.1 s.
-- Elsewhere, in a control group for example, the policy SCHED_IDLE of each thread. Without CAP_SYS_NICE or a limit
-  RLIMIT_NICE of 20 no thread gets back from it, so it is used only where this process has seen that it does.
+- Elsewhere, for example in a control group, each thread gets the policy SCHED_IDLE. Without CAP_SYS_NICE, or a limit
+  RLIMIT_NICE of 20, a thread cannot leave it. So it is used only if this process has seen that a thread can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import Catalog
     from kernel.serving.model import Model
 
-#: The nice value of the group of a worker that nobody waits for.
+#: The nice value of the group of a worker with low priority.
 _LOWEST = 19
 
 #: A thread that begins while the others are changed may have the former policy.
@@ -35,7 +35,7 @@ class IdlePriority:
     def __init__(
         self, catalog: Catalog, processes: Path = Path("/proc"), regains: Callable[[], bool] | None = None
     ) -> None:
-        """`regains` returns whether a thread gets back from SCHED_IDLE; it is called once, when that is needed."""
+        """`regains` returns whether a thread can leave SCHED_IDLE; it is called once, when that is needed."""
         self._catalog = catalog
         self._processes = processes
         self._probe = regains or regains_priority
@@ -119,7 +119,7 @@ class IdlePriority:
 
 
 def regains_priority() -> bool:
-    """Return whether a thread that has SCHED_IDLE may leave it: one is tried, which ends then."""
+    """Return whether a thread can leave SCHED_IDLE. A new thread tries it, and ends."""
     found = False
 
     def attempt() -> None:

@@ -61,7 +61,7 @@ def _not_written(error: Exception) -> ServingError:
 
 
 def _with_small_tensors(requests: list[wire.RequestMessage]) -> list[wire.RequestMessage] | None:
-    """Return the requests of a batch with the bytes of all inputs; None if there is an input that is sent apart."""
+    """Return the requests of a batch with the bytes of all inputs; None if an input is sent separately."""
     found: list[wire.RequestMessage] = []
     room = wire.CHUNK_BYTE_SIZE  # of the whole batch
     for request in requests:

@@ -62,7 +62,7 @@ class WorkerSession:
         #: were read with it and came after it.
         self._pieces: Iterator[None] | None = None
         self._kept: Iterable[bytes] = ()
-        #: Looks into the outbox; None while no stream responds. And whether a response has come since it was set.
+        #: Looks into the outbox; None while no stream responds. Whether a response has come since it was set.
         self._outbox_timer: asyncio.TimerHandle | None = None
         self._stream_moved = False
         #: How the process ended, None while it runs.
@@ -243,8 +243,8 @@ class WorkerSession:
             self._channel.take_unsent()
 
     def watch_outbox(self) -> None:
-        """A response of a stream has come. As long as some come, look whether others wait in the outbox, because the
-        model has sent them and computes now. It is not done here: messages that came before may not be handled yet."""
+        """A response of a stream has come. While they come, look into the outbox: the model may have sent more, and
+        compute now. A timer does it, because earlier messages may not be handled yet."""
         self._stream_moved = True
         if self._outbox_timer is None:
             self._look_later()

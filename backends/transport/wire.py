@@ -63,8 +63,8 @@ MAX_REPORTS = 1024
 #: The most bytes in one `Chunk`. Other messages can be sent between two chunks.
 CHUNK_BYTE_SIZE = 256 << 10
 
-#: Without shared memory: tensors of up to so many bytes together are in the message of their request or response. Each
-#: of the others is a transfer before it, with messages of its own.
+#: Without shared memory: tensors of up to this many bytes together are in the message of their request or response.
+#: Each other tensor is a transfer before it, with its own messages.
 SENT_INLINE_BYTE_SIZE = 32 << 10
 
 #: The first number of regions that a worker transfers: larger than all numbers of the kernel.

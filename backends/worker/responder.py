@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: How many responses without credit a thread with an event loop may send before it has to wait, for each request.
 MAX_OVERSHOOT = 16 * wire.CREDIT_WINDOW
 
-#: A response of a coroutine that comes this soon after the one before waits for others, in nanoseconds.
+#: A response of a coroutine waits for others if it comes this soon after the last one, in nanoseconds.
 FAST_NS = 100_000
 
 #: How long the oldest one of them may wait, in nanoseconds.
@@ -78,7 +78,7 @@ class BatchResponder:
         self._send_later = send_later or send
         self._flush = flush or _nothing
         self._now_ns = now_ns
-        #: When a coroutine has sent a response the last time, and since when one of them waits, 0 while none does.
+        #: When a coroutine has last sent a response, and since when a response waits; 0 while none waits.
         self._last_ns = self._kept_since_ns = 0
         #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}

@@ -51,7 +51,7 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
 
 
 def _text_error(text: bytes, error_prefix: str, error: Exception) -> BadConfig:
-    """Return the error for a config.pbtxt. Protobuf lets some of Python's pass, such as ValueError for an enum."""
+    """Return the error for a config.pbtxt. Protobuf also raises errors of Python, such as ValueError for an enum."""
     if isinstance(error, text_format.ParseError):
         line, column = error.GetLine(), error.GetColumn()
         where = "" if line is None else f":{line}:{column or 1}"
@@ -71,7 +71,7 @@ def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
     brackets as a list of one (as in Triton, whose protobuf reads both). Error texts start with `error_prefix`.
     """
     _check_size(text, error_prefix)
-    # Besides its own errors, protobuf lets some of Python's pass: OverflowError for 1e999.
+    # Besides its own errors, protobuf raises some errors of Python: OverflowError for 1e999.
     with failing_as(lambda error: BadConfig(f"{error_prefix}: {_reason(error)}"), passes=BadConfig):
         parsed = _parsed(text)
         if not isinstance(parsed, dict):

@@ -43,7 +43,7 @@ class GenerationStatistics:
         self.open_streams = 0
         #: Requests whose client has left before they had ended, streams and others.
         self.cancelled = 0
-        #: How often a call of a tool had begun in a text, and was none.
+        #: How often a text began like a call of a tool and was none.
         self.tool_failures = 0
         #: From the client's request to the first token of each choice.
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS, _NS_PER_S)

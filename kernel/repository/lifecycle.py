@@ -337,9 +337,9 @@ class Lifecycle(ServerPart):
             await self._composition.track(folder, config, request)
 
     def _trials_for_later(self, folder: ModelFolder, versions: list[int], request: LoadRequest) -> list[int]:
-        """Return the versions on trial that the others, of which none serves yet, do not wait for.
+        """Return the versions on trial if no other version serves yet: the others do not wait for them.
 
-        A server that was killed while such a version loads serves the stable one as soon as that is possible.
+        So a server that was killed while one of them loads serves the stable version as soon as possible.
         """
         if folder.identifier in self._loaded or request.config_override is not None or request.files is not None:
             return []

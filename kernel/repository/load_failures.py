@@ -70,7 +70,7 @@ def note_failure(
 
 
 class UnexpectedFailure(InternalError):
-    """The load of a model has failed by an exception that no code expects."""
+    """The load of a model has failed with an unexpected exception."""
 
 
 def unexpected_failure(identifier: str, error: Exception) -> UnexpectedFailure:

@@ -212,8 +212,8 @@ class InstanceSet:
     def idle_or_fast_instance(self, *, full: bool) -> Instance | None:
         """Return an idle instance, or one of a fast model that has no batch ahead of time; or None.
 
-        For schedulers with rules that do not reach what was dispatched. A batch that is `full` may be one of several
-        ahead of time: together they are expected to take as long as the one execution of a fast model at most.
+        For schedulers whose rules do not apply to dispatched batches. Several `full` batches may be ahead of time:
+        together they are expected to take at most as long as one execution of a fast model.
         """
         if self._depth == 1 or self._calls:
             return self._with_room(1)

@@ -371,7 +371,7 @@ def _weights(rule: dict[str, Any] | None) -> str:
 
 
 def _changed(rule: dict[str, Any] | None, former: dict[str, Any] | None) -> str:
-    """Return which members of the rule have changed, of a change that somebody has made without a reason."""
+    """Return which members of the rule a change without a reason has changed."""
     if rule is None or former is None:
         return ""
     return ", ".join(name for name in _EMPTY if rule.get(name) != former.get(name))

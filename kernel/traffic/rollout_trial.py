@@ -36,7 +36,7 @@ _ALONE = Guard("errors", 0.35, at_most=0.01, events="requests")
 #: The same where nothing is known of the stable version, after a restart at 100 %: more stops, between both is unsure.
 _ALONE_UNKNOWN = 0.1
 
-#: A counter that has grown by more since the last look, 200 ms before, counts no requests.
+#: A counter that grows by more between two looks (200 ms) does not count requests.
 MOST_ADDED = 1e7
 
 #: `verdicts.evidence_above` compares with shares that are more than one and a half times as large: of more than this
@@ -75,7 +75,7 @@ class RolloutTrial:
         return Guard(name, GUARDS["outputs"].part / len(self.metrics), ratio=2.0, event=event)
 
     def begin_step(self, share: int) -> None:
-        """Count for a share of the candidate, in percent. The same share goes on with the keys that were counted."""
+        """Count for a share of the candidate, in percent. With the same share, counted keys stay counted."""
         if share != self._share:
             self._seen.clear()
         self._share, self.requests = share, 0
@@ -182,7 +182,7 @@ class RolloutTrial:
 def judge_alone(alone: Counts, before: Counts | None) -> GuardVerdict:
     """Return the verdict at a share of 100 %, where the errors of the candidate are in `alone`.
 
-    `before` has those of both versions in the steps before. Without such a step it is no success if that is not sure.
+    `before` has the errors of both versions in earlier steps. Without an earlier step, only a sure verdict passes.
     """
     if before is not None and before.stable:
         bound = 2 * (before.stable_bad + 3) / (before.stable + 3)  # few requests say little
@@ -200,7 +200,7 @@ class SideObserver:
     """Gives the executions of one version to a trial. A `kernel.observe.statistics.ExecutionObserver`."""
 
     def __init__(self, trial: RolloutTrial, side: Side, is_comparable: Callable[[], bool]) -> None:
-        """`is_comparable` returns whether both versions get their shares now: else nothing can be said of them."""
+        """`is_comparable` returns whether both versions get their shares now: else their events do not count."""
         self._trial = trial
         self._side: Side = side
         self._is_comparable = is_comparable

@@ -71,8 +71,7 @@ class ModelLoads(Protocol):
     """Loads a candidate. Implemented by `kernel.repository.lifecycle.Lifecycle`."""
 
     def load_for_rollout(self, name: str, ended: Callable[[str], None]) -> bool:
-        """Load what is new of a model where clients decide what is loaded; else the next poll does, and False is
-        returned.
+        """Load new versions of a model if clients decide what is loaded. Else return False: the next poll loads them.
 
         `ended` is called at the end, with the reason if the load has failed, else with "".
         """
@@ -90,8 +89,8 @@ class _Rollout:
         self.deaths = self.timeouts = 0
         #: The generation of the catalog in which both versions get their shares; -1 while one of them cannot.
         self.comparable = -1
-        #: How often the candidate had ended an execution, the responses of requests that go on, and how long neither
-        #: has changed while it had requests.
+        #: How many executions the candidate has ended, how many responses its running requests have, and how long
+        #: neither number has changed while it had requests.
         self.progress, self.without_progress_ns = (-1, 0), 0
         #: When it was looked at.
         self.looked_ns = 0
@@ -246,7 +245,7 @@ class Rollouts:
         try:
             for name in list(self._rollouts):
                 self._look(name)
-        finally:  # whatever is wrong with one rollout, they are looked at again
+        finally:  # even if one rollout fails, all are looked at again
             self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -342,7 +341,7 @@ class Rollouts:
         rollout.models = stable, candidate
         rollout.trial.forget_metrics()
 
-        def is_comparable() -> bool:  # until the next look after a change of the catalog nobody knows
+        def is_comparable() -> bool:  # after a change of the catalog, unknown until the next look
             return self._catalog.generation == rollout.comparable
 
         if stable is not None:
@@ -382,7 +381,7 @@ class Rollouts:
         text = "rollout of version %d of model '%s': %s; version %d gets %d %%, version %d %d %%"
         reason = reason_text("" if described(state).startswith(state.reason) else state.reason, state.by)
         what = ". ".join(filter(None, (described(state), reason)))
-        # What the server stops needs somebody; what a person has stopped does not.
+        # If the server stops a rollout, a person must look at it; if a person has stopped it, not.
         level = logging.ERROR if state.phase == "aborted" and not state.by else logging.INFO
         logger.log(level, text, state.candidate, name, what, state.candidate, share, state.stable, 100 - share)
         self._rules.use_for_rollout(name, rule_for(state, self._rules.rule_of(name)), by)

@@ -273,7 +273,7 @@ class Shadow:
         self._share = settings.percent / 100
         #: None while it is not READY, or cannot be compared.
         self._target: Model | None = None
-        #: That of the target's workers at the system.
+        #: The priority of the target's workers at the system.
         self.priority = TargetPriority(clock, parts.priority)
         self._count = 0
         self._byte_size = 0
@@ -300,7 +300,7 @@ class Shadow:
             self._alarm.close()
 
     def is_used(self, model: Model) -> None:
-        """A request that belongs to a client's goes to `model`, which may be the target."""
+        """A request of a client, or made for one, goes to `model`, which may be the target."""
         if model is self._target:
             self.priority.used()
 

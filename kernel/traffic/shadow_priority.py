@@ -1,7 +1,7 @@
-"""When the version that gets the copies of a shadow has only the processor time that nobody else wants.
+"""Decides when the version that gets the copies of a shadow has low priority.
 
-It begins with the first copy of a version that gets nothing else, and ends with the first request of a client for it,
-or when it gets a share. No I/O: a `ShadowPriority` does what is decided here.
+Low priority begins with the first copy for a version that gets nothing else. It ends with the first request of a client
+for the version, or when the version gets a share. No I/O: a `ShadowPriority` does what is decided here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Alarm, Clock
     from kernel.serving.model import Model
 
-#: How long no client may have used the version before its priority is lowered again.
+#: How long no client has used the version before its priority is lowered again.
 QUIET_NS = 1_000_000_000
 
 #: The time between two tries to set a priority.
@@ -23,7 +23,7 @@ class ShadowPriority(Protocol):
     """Sets the priority of workers at the system. Implemented by `backends.supervision.idle_priority.IdlePriority`."""
 
     def lower(self, model: Model) -> bool:
-        """Give the workers of a version only the processor time that nobody else wants.
+        """Give the workers of a version only free processor time.
 
         Returns False if it must be called again, at least 0.1 s later. Never raises.
         """
@@ -50,7 +50,7 @@ class TargetPriority:
         self._again: Alarm | None = None
 
     def aim(self, target: Model | None, *, only_copies: bool) -> None:
-        """Another version, or none, is the target from now on, or the same in another way."""
+        """Set the target, or None. With `only_copies` the rule sends it nothing else."""
         self._target, self._only_copies = target, only_copies
         if self._lowered is not None and not (only_copies and self._lowered is target):
             self._restore()

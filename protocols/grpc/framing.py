@@ -267,7 +267,7 @@ class MessageReader:
         return self.rest_of_large()
 
     def rest_of_large(self) -> memoryview | None:
-        """Return where the rest of the large message belongs that has memory of its own already, None for no such."""
+        """Return where the rest of a large message belongs, if the message has its own memory already; else None."""
         return None if self._large is None else self._large[self._filled :]
 
     def received_directly(self, byte_size: int) -> None:

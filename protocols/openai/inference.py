@@ -122,7 +122,7 @@ class _ModelRequests:
         self.open = len(generation.calls)
         #: How many bytes of texts were taken by this call of `take`.
         self._byte_size = 0
-        #: Where the next part of a long text begins, whose response came first of those that are left.
+        #: Where the next part begins in the long text of the first response that is left.
         self._place = 0
 
     def take(self, receiver: Receiver) -> bool:
@@ -182,14 +182,14 @@ class _ModelRequests:
         return count
 
     def _take_part(self, call: ChoiceCall, text: memoryview, receiver: Receiver) -> int:
-        """Take a part of a long text, behind which the last one follows, and return how many bytes it has."""
+        """Take a part of a long text, but not the last part, and return how many bytes it has."""
         place, self._place = self._place, self._place + PART_BYTE_SIZE
         if not receiver.is_stopped(call.number):
             receiver.add(call.number, Piece(bytes(text[place : self._place])))
         return PART_BYTE_SIZE
 
     def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int, place: int) -> int:
-        """Take a response, of whose text the part before `place` was taken, and return how many bytes of it are new.
+        """Take the rest of a response, whose text was taken up to `place`, and return how many bytes it has.
 
         Raises as `take`.
         """
@@ -310,7 +310,7 @@ async def _stream(
 async def _write_events(
     response: web.StreamResponse, receiver: TextEvents | ReadyEvents | ResponseEvents, events: bytes
 ) -> None:
-    """Write events, and those that `receiver` has more: long ones in parts, between which others are served."""
+    """Write events, and further ones of `receiver`. Other clients are served between the parts of long ones."""
     if events:
         await response.write(events)
     while receiver.has_more:

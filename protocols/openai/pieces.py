@@ -62,14 +62,14 @@ def read_piece(response: Response, wanted: str) -> Piece:
     return piece
 
 
-#: Longer texts of a response, in bytes, are taken in parts of this size: others are served between two of them.
+#: A longer text of a response, in bytes, is taken in parts of this size; other clients are served between them.
 PART_BYTE_SIZE = 16 << 10
 
 
 def long_text(response: Response, wanted: str) -> memoryview | None:
     """Return the text of a response if it is long: UTF-8, valid until the response is released.
 
-    None for a shorter one, and for an output of another form, of which `read_piece` says what is wrong.
+    None for a shorter one, and for an output of another form: `read_piece` says what is wrong with it.
     """
     for output in response.outputs or ():
         if output.name != wanted or output.datatype != "BYTES" or output.byte_size <= PART_BYTE_SIZE:

@@ -48,16 +48,16 @@ class Identity(msgspec.Struct, frozen=True):
     model: str
 
 
-#: Before other clients are served, at most this number of bytes of text becomes chunks. Less of a text in which calls
-#: of tools are looked for: a millisecond's work each.
+#: How many bytes of text become chunks before other clients are served; fewer if calls of tools are looked for in the
+#: text. Each is the work of a millisecond.
 TAKEN_BYTE_SIZE, TAKEN_WITH_TOOLS = 64 << 10, 8 << 10
 
-#: About how many bytes a block of a text has that is kept.
+#: About how many bytes a kept block of a text has.
 _BLOCK_BYTE_SIZE = 64 << 10
 
 
 class EncodedText:
-    """A text that grows, escaped as JSON has it, in blocks: none of it is made or sent in one piece, if it is long."""
+    """A growing text, escaped for JSON, in blocks: a long text is never made or sent in one piece."""
 
     __slots__ = ("blocks", "byte_size")
 
@@ -105,7 +105,7 @@ class Receiver:
         return False
 
     def tool_failures(self, number: int) -> int:
-        """How often a call of a tool had begun in the text of the choice, and was none."""
+        """How often the text of the choice began like a call of a tool and was none."""
         return 0
 
     def is_plain(self, number: int) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.responses import Identity, ReadyEvents, TextBody, TextEvents
 
-    #: JSON in parts, of which blocks of a long text are some: it is never in one piece.
+    #: JSON in parts. A long text in it is in blocks, never in one piece.
     Parts = list[bytes | bytearray]
 
 _encode = msgspec.json.Encoder().encode
@@ -142,7 +142,7 @@ _MEMBER = {_TEXT: "text", _REFUSAL: "refusal"}
 
 
 def _with(members: dict[str, Any], name: str, value: Parts) -> Parts:
-    """Return an object with these members, and behind them one more, whose value is JSON."""
+    """Return an object with these members, and a last one, whose value is JSON."""
     return [_encode(members)[:-1], b',"%b":' % name.encode(), *value, b"}"]
 
 
@@ -216,7 +216,7 @@ class ResponseBody(_AroundChat):
         return self._whole(chat.finish_reason(0), items, calls, chat.usage())
 
     def _of_body(self, part: _ChatPart) -> Parts:
-        """Return the parts, of a body that the model has made itself."""
+        """Return the parts of a body that the model has made itself."""
         choice = part.choices[0] if part.choices else _Choice()
         message, reason = choice.message, choice.finish_reason or "stop"
         status, _ = _outcome(reason)

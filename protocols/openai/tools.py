@@ -84,7 +84,7 @@ class ToolText:
 
     @property
     def failures(self) -> int:
-        """How often a call had begun and was none; 0 of a parser that does not count it."""
+        """How often a text began like a call and was none; 0 if the parser does not count it."""
         return getattr(self._parser, "failures", 0)
 
     def add(self, text: str) -> list[Found]:
@@ -169,7 +169,7 @@ def _begun(text: str, mark: str) -> int:
 #: How many calls may begin in one response; behind that, all is text. It bounds what a response costs the event loop.
 _MOST_MARKS = 512
 
-#: How many calls one response may have; behind that, all is text. A client's list of tools has 128 at OpenAI.
+#: How many calls one response may have; what follows is text. A client's list of tools has 128 at OpenAI.
 MOST_CALLS = 256
 
 
@@ -185,7 +185,7 @@ class _Parser:
         self._raw_size = 0
         self._marks = 0
         self._call_count = 0
-        #: How often a call had begun and was none.
+        #: How often a text began like a call and was none.
         self.failures = 0
 
     def add(self, text: str) -> list[Found]:

@@ -8,11 +8,11 @@ import msgspec
 
 
 class _Forms(msgspec.Struct, frozen=True):
-    """How a value is looked through, of which brackets and texts in quotes have to be known."""
+    """The patterns that find brackets and quoted texts in a value."""
 
-    #: All up to the next bracket, or to a quote whose text has no end yet.
+    #: Everything up to the next bracket, or to a quote whose text has no end yet.
     skipped: re.Pattern[str]
-    #: Quote → all of a text up to its end, or to a backslash with nothing behind it.
+    #: Quote → the text up to its end, or up to a backslash at the end of the piece.
     within: dict[str, re.Pattern[str]]
 
 

@@ -43,7 +43,7 @@ _OPEN, _CLOSED, _HALF_CLOSED_REMOTE = StreamState.OPEN, StreamState.CLOSED, Stre
 _DATA, _DATA_END_STREAM = ClientFrame.DATA, ClientFrame.DATA_END_STREAM
 _OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, StreamEvent.COMPLETE
 
-#: The least payload of a frame that `take_parts_of_message` takes: it takes few frames of one read.
+#: The least content of a frame that `take_parts_of_message` takes, so that one read has few of these frames.
 LEAST_PART_BYTE_SIZE = 4096
 
 #: The frame header of DATA and the prefix of the message in it; a WINDOW_UPDATE.
@@ -358,8 +358,8 @@ class StreamFrames:
     def take_parts_of_message(self, data: memoryview, start: int, stream_id: int) -> int:
         """Take DATA frames with parts of a large message, the first of which begins at `start`; returns where they end.
 
-        Clients that keep to frames of 16 KiB, which HTTP/2 begins with, send 64 of them for 1 MiB. Left to the other
-        methods are the frame with the last byte of the message, small frames, and frames beyond a window.
+        Clients that keep to frames of 16 KiB, which HTTP/2 begins with, send 64 of them for 1 MiB. Other methods
+        take the frame with the last byte of the message, small frames, and frames beyond a window.
         """
         stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.state is not _OPEN or (buffer := stream.message_reader.rest_of_large()) is None:

@@ -36,13 +36,13 @@ _OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, Stream
 
 _DATA_SENT, _CLOSED_STREAM = StreamEvent.DATA_SENT, StreamState.CLOSED
 
-#: How much is received at once; there must be room for any frame that is not DATA. Of a large message in small frames
-#: more is received: a read costs more than the frames in it.
+#: How much is received at once; there must be room for any frame that is not DATA. For a large message in small frames
+#: it is more, because a read costs more than the frames in it.
 RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_CONTROL_FRAME_BYTE_SIZE)
 _LARGE_RECEIVE_BYTE_SIZE = 256 * 2**10
 
-#: Of a frame, the rest from this size on is received to where it belongs; less is received with what follows it, and
-#: copied: a read costs more.
+#: If at least this much of a frame is missing, it is received directly to where it belongs. Less is received with what
+#: follows, and copied, because a read costs more.
 _LEAST_DIRECT_BYTE_SIZE = 32 * 2**10
 
 #: How much output may wait for the socket before nothing more is read.
