@@ -372,6 +372,8 @@ class BatchResponder:
         """Wait until the request has credit. A request whose client has disconnected does not wait."""
         credit, number = self._credit, request.ref.number
         if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0 and not self._may_overshoot(request):
+            if self._kept_since_ns:  # credit comes for responses that the client has
+                self._flush()
             self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)
         with self._lock:
             if number in credit:

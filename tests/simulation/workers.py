@@ -83,6 +83,9 @@ class SimulatedWorker:
     def take_messages(self, handlers: wire.Handlers) -> None:
         self._handlers = handlers
 
+    def watch_outbox(self) -> None:
+        """Do nothing: a simulated worker sends each response at once."""
+
     def handle_in_pieces(self, pieces: Iterator[None]) -> None:
         """Handle a message in pieces, between which others have their turn."""
         next(pieces)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import gc
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ from tests.backends.device_lab import DeviceLab
 from tests.fake_cuda import driver, runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backends.worker.request import OutputValue, WorkerRequest
 
@@ -47,15 +49,21 @@ class SendingLab(DeviceLab):
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    """Counts the calls from now on."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[str]]:
+    """Counts the calls of this thread from now on: threads of tests before may still look whether there is a device.
+
+    What these tests have left is collected before, and not meanwhile: memory of devices is freed then.
+    """
+    gc.collect()
+    gc.disable()
     counter: collections.Counter[str] = collections.Counter()
+    thread = threading.get_ident()
 
     def counted(name: str) -> None:
         function = getattr(runtime, name)
 
         def call(*arguments: Any) -> Any:
-            counter[name] += 1
+            counter[name] += threading.get_ident() == thread
             return function(*arguments)
 
         monkeypatch.setattr(runtime, name, call)
@@ -65,9 +73,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
             if isinstance(getattr(runtime, name), type):
                 continue
             counted(name)
-    return counter
+    yield counter
+    gc.enable()
 
 
 def waited(calls: collections.Counter[str]) -> dict[str, int]:
     """Return the calls, without those that ask whether the wait is over."""
-    return {name: count for name, count in calls.items() if name != "cudaEventQuery"}
+    return {name: count for name, count in calls.items() if count and name != "cudaEventQuery"}
