@@ -10,6 +10,7 @@ import pytest
 from kernel.background import BackgroundTasks, FailureCount
 from kernel.errors import InternalError
 from tests.kernel.repository_lab import settled
+from tests.own_records import own_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def test_an_expected_error_goes_to_the_caller_that_waits_for_it_and_is_not_count
 
     asyncio.run(scenario())
     assert failures.value == 0
-    assert not caplog.records
+    assert not own_records(caplog)
 
 
 def test_kept_work_begins_again_after_each_exception_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ from kernel.errors import (
     lacks_descriptors,
     worker_error,
 )
+from tests.own_records import own_records
 
 
 def test_an_error_of_ordinary_length_is_sent_as_it_is() -> None:
@@ -86,7 +87,7 @@ def test_a_step_that_fails_is_logged_where_it_stands_and_ends(caplog: pytest.Log
             if number == 1:
                 raise ValueError("why")
             done.append(number)
-    [record] = caplog.records
+    [record] = own_records(caplog)
     assert (done, record.getMessage(), record.levelname) == ([2], "step 1 has failed", "ERROR")
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ValueError)

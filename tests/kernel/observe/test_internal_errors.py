@@ -11,6 +11,7 @@ from kernel.observe.internal_errors import unexpected_error
 from kernel.observe.limited_log import LimitedLog
 from protocols.grpc.rpc import grpc_error
 from protocols.status import HTTP_STATUS
+from tests.own_records import own_records
 
 
 def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptureFixture) -> None:
@@ -19,7 +20,7 @@ def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptu
     except ZeroDivisionError as error:
         text = unexpected_error("POST /v2", error).text
     assert "secret" not in text
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert record.getMessage() == f"internal error {text.split()[3]} in POST /v2"
     assert record.exc_info is not None
     assert "the secret of the server" in caplog.text
@@ -51,4 +52,4 @@ def test_without_file_descriptors_the_client_may_try_again(caplog: pytest.LogCap
     assert error.text == "the server has no file descriptor left; try again later"
     status = grpc_error(OSError(number, os.strerror(number)), "ModelInfer")
     assert (status.status, status.message) == (Status.UNAVAILABLE, error.text)
-    assert caplog.records == [], "it is no bug"
+    assert own_records(caplog) == [], "it is no bug"

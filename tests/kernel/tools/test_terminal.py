@@ -9,6 +9,7 @@ import msgspec
 
 from kernel.repository.load_progress import LoadStep
 from kernel.tools.terminal import LoadDisplay, bar_text
+from tests.own_records import own_records
 
 if TYPE_CHECKING:
     import pytest
@@ -49,7 +50,7 @@ def test_a_short_loading_shows_nothing(caplog: pytest.LogCaptureFixture) -> None
     for bar in (True, False):
         shown, status = display(bar=bar)
         shown.show(at(S - 1))
-        assert (status.shown, caplog.records) == ([], [])
+        assert (status.shown, own_records(caplog)) == ([], [])
 
 
 def test_a_terminal_has_a_bar_until_the_models_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +60,7 @@ def test_a_terminal_has_a_bar_until_the_models_are_loaded(caplog: pytest.LogCapt
     shown.close()
     assert "bert" in status.shown[0]
     assert status.shown[1:] == [""]
-    assert caplog.records == []
+    assert own_records(caplog) == []
 
 
 def test_a_bar_fits_into_one_line_of_the_terminal() -> None:

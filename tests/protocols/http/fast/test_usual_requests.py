@@ -248,10 +248,12 @@ def test_calls_with_a_response_leave_nothing_for_the_garbage_collector(with_fast
         gc.collect()
         gc.disable()
         try:
+            earlier = [found for found in gc.get_objects() if type(found) is FastCall]  # such as of a test that failed
+            known = set(map(id, earlier))
             for _ in range(10):
                 lab.connection.data_received(whole())
             # The scheduler still holds the last request, and the prepared body was made of the first.
-            calls = [found for found in gc.get_objects() if type(found) is FastCall]
+            calls = [found for found in gc.get_objects() if type(found) is FastCall and id(found) not in known]
             assert len(calls) <= 2
             assert sum(call.waiter is not None for call in calls) <= 1
         finally:

@@ -18,6 +18,7 @@ from protocols.http.inference.infer_call import HEADER_LENGTH, HttpInferCall, Ht
 from protocols.http.inference.prepared import InferRequestHead
 from protocols.http.responses import HttpResponse
 from tests.leased_tensor import leased_tensor
+from tests.own_records import own_records
 from tests.protocols.front_door_lab import LateHelpers
 from tests.protocols.http.waiter import Waiter
 
@@ -210,7 +211,7 @@ def test_an_exception_is_logged_and_the_client_gets_its_number(
         assert "secret" not in document["error"]
 
     with_kernel(test)
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert record.getMessage().endswith(" in POST /echo")
     assert record.exc_info is not None
 
