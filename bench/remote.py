@@ -112,7 +112,7 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
         (folder / "models" / MODEL / "1").mkdir(parents=True)
         (folder / "models" / MODEL / "config.pbtxt").write_text(CONFIG)
         agent_pid, port = stack.enter_context(agent(folder / "plain"))
-        files = _certificate_files(folder)
+        files = certificate_files(trustme.CA(), folder, "both")
         flags = [f"--{flag}={path}" for flag, path in files.items()]
         encrypted_pid, encrypted_port = stack.enter_context(agent(folder / "encrypted", *flags))
 
@@ -141,11 +141,10 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
     return found
 
 
-def _certificate_files(folder: Path) -> dict[str, Path]:
-    """Write a certificate that both sides show; returns flag → file."""
-    authority = trustme.CA()
+def certificate_files(authority: trustme.CA, folder: Path, holder: str) -> dict[str, Path]:
+    """Write the files of a certificate; returns the end of their flags → file."""
     issued = authority.issue_cert("127.0.0.1")
-    found = {flag: folder / f"{flag}.pem" for flag in ("cert-file", "key-file", "root-cert-file")}
+    found = {flag: folder / f"{holder}.{flag}" for flag in ("cert-file", "key-file", "root-cert-file")}
     issued.cert_chain_pems[0].write_to_path(found["cert-file"])
     issued.private_key_pem.write_to_path(found["key-file"])
     authority.cert_pem.write_to_path(found["root-cert-file"])

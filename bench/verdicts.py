@@ -25,7 +25,7 @@ REQUESTS = 20_000
 LOOK = 100
 RUNS = 2000
 
-#: A step does not end before the candidate has executed so many requests.
+#: How many requests the candidate has executed at least when a step ends.
 _LEAST_REQUESTS = RolloutSettings(to=1).least_requests
 
 

@@ -452,8 +452,8 @@ class failing_as:
     """Code of others runs in this block and may raise anything. The block then raises the error that `made` returns.
 
     For plug-ins, models, files that run code, and libraries without a class for their errors. What was raised is the
-    cause of the error. Errors of the class `passes` pass unchanged. So does what is no `Exception`, such as an
-    interrupt or the end of a task.
+    cause of the error. Errors of the class `passes` are raised unchanged. An interrupt and the end of a task, which are
+    not an `Exception`, are raised unchanged as well.
     """
 
     __slots__ = ("_made", "_passes")

@@ -59,13 +59,13 @@ class Relay:
             await writer.drain()
 
     def delay_for(self, delay_s: float, seconds: float) -> None:
-        """Delay what passes in each direction, for so many seconds."""
+        """Delay by `delay_s` what passes in each direction. Returns after `seconds`."""
         self._delay_s = delay_s
         time.sleep(seconds)
         self._delay_s = 0.0
 
     def stall(self, times: int, seconds: float) -> None:
-        """Let nothing pass for some time, so many times, and let as much time pass between."""
+        """Let nothing pass for `seconds`, then everything for `seconds`. Repeat this `times` times."""
         for _ in range(times):
             self._passes.clear()
             time.sleep(seconds)

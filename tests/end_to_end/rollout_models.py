@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.end_to_end.traffic_models import call
+from tests.end_to_end.traffic_models import CONFIG, call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,13 @@ def write(repository: Path, version: int, kind: str = "good") -> None:
     initialize, execute = CANDIDATES[kind]
     code = CODE.replace("{initialize}", f"        {initialize}").replace("{execute}", f"            {execute}")
     (folder / "model.py").write_text(code)
+
+
+def write_repository(folder: Path) -> Path:
+    """Write a repository whose model has version 3."""
+    write(folder, 3)
+    (folder / "m" / "config.pbtxt").write_text(CONFIG)
+    return folder
 
 
 def rollout(server: ServerProcess) -> Any:

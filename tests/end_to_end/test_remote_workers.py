@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
+from bench.remote import certificate_files
 from bench.server import ServerProcess, wait_for
 from tests.backends.hosts.agent_process import AgentProcess
 
@@ -186,22 +187,12 @@ def test_a_model_chooses_its_launcher(write_model: WriteModel, tmp_path: Path) -
         assert len(agent.workers()) == 1
 
 
-def certificate(authority: trustme.CA, folder: Path, holder: str) -> dict[str, Path]:
-    """Write the files of a certificate; returns the end of their flags → file."""
-    issued = authority.issue_cert("127.0.0.1")
-    found = {flag: folder / f"{holder}.{flag}" for flag in ("cert-file", "key-file", "root-cert-file")}
-    issued.cert_chain_pems[0].write_to_path(found["cert-file"])
-    issued.private_key_pem.write_to_path(found["key-file"])
-    authority.cert_pem.write_to_path(found["root-cert-file"])
-    return found
-
-
 def test_agents_with_certificates_serve_who_has_one_of_their_authority(write_model: WriteModel, tmp_path: Path) -> None:
     repository, folder = write_model("m", CONFIG, SLOW), beside(tmp_path, "files")
     folder.mkdir()
     authority = trustme.CA()
-    of_agent, of_server = certificate(authority, folder, "agent"), certificate(authority, folder, "server")
-    of_stranger = {**certificate(trustme.CA(), folder, "stranger"), "root-cert-file": of_server["root-cert-file"]}
+    of_agent, of_server = certificate_files(authority, folder, "agent"), certificate_files(authority, folder, "server")
+    of_stranger = {**certificate_files(trustme.CA(), folder, "stranger"), "root-cert-file": of_server["root-cert-file"]}
 
     def options(files: dict[str, Path]) -> list[str]:
         return [f"--agent-{flag}={path}" for flag, path in files.items()]

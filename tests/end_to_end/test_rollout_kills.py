@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.server import ServerProcess, wait_for
-from tests.end_to_end.rollout_models import CODE, START, rollout, write
-from tests.end_to_end.traffic_models import CONFIG, call, load
+from tests.end_to_end.rollout_models import CODE, START, rollout, write_repository
+from tests.end_to_end.traffic_models import call, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,10 +64,7 @@ class Candidate:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    made = tmp_path / "models"
-    write(made, 3)
-    (made / "m" / "config.pbtxt").write_text(CONFIG)
-    return made
+    return write_repository(tmp_path / "models")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.traffic.route import bucket_of, seed_of
-from tests.end_to_end.rollout_models import START, rollout, write
+from tests.end_to_end.rollout_models import START, rollout, write, write_repository
 from tests.end_to_end.traffic_models import ALL_VERSIONS, CONFIG, call, load
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    made = tmp_path / "models"
-    write(made, 3)
-    (made / "m" / "config.pbtxt").write_text(CONFIG)
-    return made
+    return write_repository(tmp_path / "models")
 
 
 def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(repository: Path) -> None:

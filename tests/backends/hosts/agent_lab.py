@@ -11,12 +11,14 @@ from backends.hosts.agent import AgentSettings, HostAgent
 from backends.hosts.files import ModelCopies
 from backends.hosts.launcher import AgentLauncher
 from kernel.repository.execution_environment import EnvironmentSettings
+from tests.backends.launch.started_workers import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from backends.hosts.encryption import Encryption
+    from kernel.repository.worker_needs import WorkerNeeds
 
 
 @contextlib.asynccontextmanager
@@ -41,6 +43,19 @@ async def agent_running(
                 yield agent, listener.getsockname()
             finally:
                 stop.set()
+
+
+@contextlib.asynccontextmanager
+async def waiting_launch(launcher: AgentLauncher, needs: WorkerNeeds, part: str) -> AsyncIterator[list[str]]:
+    """A launch that says `part`, and goes on waiting until it is cancelled; yields what it has said."""
+    texts: list[str] = []
+    waiting = asyncio.create_task(launcher.launch("m_0", needs=needs, pending=texts.append))
+    try:
+        await until(lambda: part in str(texts))
+        yield texts
+    finally:
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 @contextlib.asynccontextmanager

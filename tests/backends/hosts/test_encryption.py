@@ -20,13 +20,14 @@ from backends.hosts.encryption import Encryption, Secured
 from backends.hosts.messages import NotAdmitted, Purpose, prove
 from kernel.errors import BadOption
 from kernel.options import TlsOptions
-from kernel.repository.worker_needs import WorkerNeeds
 from tests.backends.hosts.agent_lab import agent_running, launcher_to
 from tests.backends.hosts.played_ray import played_ray
-from tests.backends.launch.started_workers import end_of, hello_of, run, until
+from tests.backends.launch.started_workers import end_of, hello_of, identity_model, run, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from kernel.repository.worker_needs import WorkerNeeds
 
 LARGE = 5 << 20
 
@@ -59,10 +60,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def needs(tmp_path: Path) -> WorkerNeeds:
-    folder = tmp_path / "models" / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "weights").write_bytes(os.urandom(LARGE))
-    return WorkerNeeds("identity", folder=str(folder), version=1)
+    return identity_model(tmp_path / "models", os.urandom(LARGE))
 
 
 def ends(agent: TlsOptions, server: TlsOptions) -> tuple[Encryption, Encryption]:

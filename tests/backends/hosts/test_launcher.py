@@ -18,16 +18,13 @@ from backends.launch.output import OutputLimits
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 from kernel.repository.described_files import describe_launch
 from kernel.repository.worker_needs import WorkerNeeds
-from tests.backends.hosts.agent_lab import agent_running, launcher_to
-from tests.backends.launch.started_workers import end_of, hello_of, run, until
+from tests.backends.hosts.agent_lab import agent_running, launcher_to, waiting_launch
+from tests.backends.launch.started_workers import end_of, hello_of, identity_model, run, until
 
 
 @pytest.fixture
 def needs(tmp_path: Path) -> WorkerNeeds:
-    folder = tmp_path / "models" / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "weights").write_bytes(b"weights" * 1000)
-    return WorkerNeeds("identity", folder=str(folder), version=1)
+    return identity_model(tmp_path / "models")
 
 
 def test_a_launch_waits_for_room_says_so_and_can_be_cancelled(tmp_path: Path, needs: WorkerNeeds) -> None:
@@ -64,13 +61,10 @@ def test_a_launch_waits_for_an_agent_and_for_the_host_of_its_plan(tmp_path: Path
         with socket.create_server(("127.0.0.1", 0)) as unused:
             nobody = unused.getsockname()
         async with agent_running(tmp_path / "c") as (_, address), launcher_to(nobody, address) as launcher:
-            texts: list[str] = []
             named = WorkerNeeds("identity", folder=needs.folder, version=1, host="other")
-            waiting = asyncio.create_task(launcher.launch("m_0", needs=named, pending=texts.append))
-            await until(lambda: bool(texts) and "connected are 'far'" in texts[-1] and "refused" in texts[-1])
-            assert texts[-1].startswith("waiting for resources: host 'other' (naiad.host); connected are 'far' (")
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            async with waiting_launch(launcher, named, "connected are 'far'") as texts:
+                await until(lambda: "connected are 'far'" in texts[-1] and "refused" in texts[-1])
+                assert texts[-1].startswith("waiting for resources: host 'other' (naiad.host); connected are 'far' (")
 
     run(main())
 
@@ -178,12 +172,8 @@ def test_without_the_token_nobody_may_use_an_agent(tmp_path: Path, needs: Worker
             agent_running(tmp_path / "c", settings) as (agent, address),
             launcher_to(address, token=b"another token, a wrong one") as launcher,
         ):
-            texts: list[str] = []
-            waiting = asyncio.create_task(launcher.launch("m_0", needs=needs, pending=texts.append))
-            await until(lambda: "the agent has another token" in str(texts))
-            assert not agent.sessions
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            async with waiting_launch(launcher, needs, "the agent has another token"):
+                assert not agent.sessions
 
     run(main())
 
@@ -195,11 +185,8 @@ def test_another_version_is_refused_with_both(
 
     async def main() -> None:
         async with agent_running(tmp_path / "c") as (_, address), launcher_to(address) as launcher:
-            texts: list[str] = []
-            waiting = asyncio.create_task(launcher.launch("m_0", needs=needs, pending=texts.append))
-            await until(lambda: "is of another version (15 of 0.0.9)" in str(texts))
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            async with waiting_launch(launcher, needs, "is of another version (15 of 0.0.9)"):
+                pass
 
     run(main())
 

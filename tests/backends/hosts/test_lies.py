@@ -26,23 +26,20 @@ from backends.hosts.messages import (
 )
 from kernel.errors import ErrorCode, ServingError, Unavailable
 from kernel.repository.described_files import DescribedFile, LaunchDescription, describe_launch, digest_of
-from kernel.repository.worker_needs import WorkerNeeds
-from tests.backends.hosts.agent_lab import launcher_to
-from tests.backends.launch.started_workers import run, until
+from tests.backends.hosts.agent_lab import launcher_to, waiting_launch
+from tests.backends.launch.started_workers import identity_model, run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from backends.hosts.messages import AgentMessage
+    from kernel.repository.worker_needs import WorkerNeeds
 
 
 @pytest.fixture
 def needs(tmp_path: Path) -> WorkerNeeds:
-    folder = tmp_path / "models" / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "weights").write_bytes(b"weights" * 1000)
-    return WorkerNeeds("identity", folder=str(folder), version=1)
+    return identity_model(tmp_path / "models")
 
 
 @contextlib.asynccontextmanager
@@ -114,11 +111,8 @@ def test_a_launch_waits_for_an_agent_that_has_a_limit_and_no_room(needs: WorkerN
             return [NotStarted(message.worker, ErrorCode.UNAVAILABLE.value, "full", full=True)]
 
         async with agent_that_says(full, max_workers=1) as address, launcher_to(address) as launcher:
-            texts: list[str] = []
-            waiting = asyncio.create_task(launcher.launch("m_0", needs=needs, pending=texts.append))
-            await until(lambda: "'far' has 1 of 1" in str(texts))
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            async with waiting_launch(launcher, needs, "'far' has 1 of 1"):
+                pass
 
     run(main())
 

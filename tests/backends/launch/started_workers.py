@@ -15,6 +15,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
 
     from backends.launch.launcher import Launched, Launcher
 
@@ -48,6 +49,14 @@ async def worker_processes(
         yield processes
     finally:
         await processes.close()
+
+
+def identity_model(models: Path, weights: bytes = b"weights" * 1000) -> WorkerNeeds:
+    """Write a model with a file of weights into the folder `models`, and return what its worker needs."""
+    folder = models / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "weights").write_bytes(weights)
+    return WorkerNeeds("identity", folder=str(folder), version=1)
 
 
 async def launch(launcher: Launcher, title: str = "m_0", needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:

@@ -21,7 +21,7 @@ from kernel.errors import InvalidArgument
 from kernel.repository.worker_needs import WorkerNeeds
 from tests.backends.hosts.agent_lab import agent_running, launcher_to
 from tests.backends.hosts.played_ray import played_ray
-from tests.backends.launch.started_workers import end_of, hello_of, run, worker_processes
+from tests.backends.launch.started_workers import end_of, hello_of, identity_model, run, worker_processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -76,10 +76,7 @@ def cluster(kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypat
 
 @pytest.fixture
 def needs(tmp_path: Path) -> WorkerNeeds:
-    folder = tmp_path / "models" / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "weights").write_bytes(b"weights" * 1000)
-    return WorkerNeeds("identity", folder=str(folder), version=1)
+    return identity_model(tmp_path / "models")
 
 
 def test_a_worker_is_started_and_ends_when_it_is_asked_to(kind: str, tmp_path: Path, needs: WorkerNeeds) -> None:
