@@ -171,9 +171,9 @@ def test_without_the_token_nobody_may_use_an_agent(tmp_path: Path, needs: Worker
         async with (
             agent_running(tmp_path / "c", settings) as (agent, address),
             launcher_to(address, token=b"another token, a wrong one") as launcher,
+            waiting_launch(launcher, needs, "the agent has another token"),
         ):
-            async with waiting_launch(launcher, needs, "the agent has another token"):
-                assert not agent.sessions
+            assert not agent.sessions
 
     run(main())
 
@@ -184,9 +184,12 @@ def test_another_version_is_refused_with_both(
     monkeypatch.setattr(agent_module, "PROTOCOL", "15 of 0.0.9")
 
     async def main() -> None:
-        async with agent_running(tmp_path / "c") as (_, address), launcher_to(address) as launcher:
-            async with waiting_launch(launcher, needs, "is of another version (15 of 0.0.9)"):
-                pass
+        async with (
+            agent_running(tmp_path / "c") as (_, address),
+            launcher_to(address) as launcher,
+            waiting_launch(launcher, needs, "is of another version (15 of 0.0.9)"),
+        ):
+            pass
 
     run(main())
 

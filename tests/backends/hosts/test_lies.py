@@ -110,9 +110,12 @@ def test_a_launch_waits_for_an_agent_that_has_a_limit_and_no_room(needs: WorkerN
         def full(message: LaunchWorker) -> list[AgentMessage]:
             return [NotStarted(message.worker, ErrorCode.UNAVAILABLE.value, "full", full=True)]
 
-        async with agent_that_says(full, max_workers=1) as address, launcher_to(address) as launcher:
-            async with waiting_launch(launcher, needs, "'far' has 1 of 1"):
-                pass
+        async with (
+            agent_that_says(full, max_workers=1) as address,
+            launcher_to(address) as launcher,
+            waiting_launch(launcher, needs, "'far' has 1 of 1"),
+        ):
+            pass
 
     run(main())
 
