@@ -43,9 +43,11 @@ _SHADOW: dict[str, Any] = {"weights": {"2": 1}, "shadow": {"to": "1"}}
 
 _BY_WEIGHT: dict[str, Any] = {"weights": {"2": 99, "1": 1}}
 
+#: No request matches, so that both the header and the weights are looked at, and the same version executes all requests
+#: as without a rule: the newest.
 _BY_HEADER: dict[str, Any] = {
-    "weights": {"1": 1},
-    "rules": [{"header": "content-type", "is": ["text/plain", "application/octet-stream"], "to": "2"}],
+    "weights": {"2": 1},
+    "rules": [{"header": "content-type", "is": ["text/plain", "image/png"], "to": "1"}],
 }
 
 
